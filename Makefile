@@ -1,0 +1,36 @@
+# Two commands do everything from a bare clone: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+# Two OpenMP threads that spin beside another job are far slower than threads that sleep.
+export OMP_WAIT_POLICY ?= PASSIVE
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: demo test test-long lint clean
+
+demo: .venv/core
+	$(BIN)/python -m vitshap demo
+
+test: .venv/dev lint
+	$(BIN)/python -m pytest
+
+test-long: .venv/dev
+	$(BIN)/python -m pytest -m "long or not long"
+
+lint: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/core: .venv/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+.venv/dev: .venv/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	touch $@ .venv/core
+
+clean:
+	rm -rf .venv demo-output

@@ -1,0 +1,1 @@
+"""Rivals of Shapley values: each is one file, found by its name in ``vitshap.methods``."""

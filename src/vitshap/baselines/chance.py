@@ -1,0 +1,37 @@
+"""Random scores: the rival that every method must beat, and that shows what a metric gives for knowing nothing.
+
+One score per player for all classes, because chance knows no class; metrics then need one path per image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from vitshap.explanation import Unit
+from vitshap.game import Game
+from vitshap.methods import Attribution, Method, image_generators
+
+
+@dataclass(frozen=True, eq=False)
+class Random(Method):
+    """Scores drawn uniformly from 0..1: an image gets the same ones in every batch, another seed others."""
+
+    seed: int = 0
+
+    name = "random"
+    class_specific = False
+    unit: ClassVar[Unit | None] = "score"
+
+    def __post_init__(self) -> None:
+        """Refuse a seed that is not a number."""
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise TypeError(f"seed must be an int, got {type(self.seed).__name__}")
+
+    def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
+        """Draw; the game is not asked."""
+        scores = [torch.rand(game.num_players, generator=g) for g in image_generators(pixels, self.seed)]
+        return Attribution(torch.stack(scores)[:, :, None].repeat(1, 1, targets.shape[1]))  # [B, d, T]

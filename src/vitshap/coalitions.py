@@ -1,0 +1,146 @@
+"""Distributions over subsets of players.
+
+Every law here is *exchangeable*: first a size is drawn, then that many members uniformly. So a law is nothing but its
+probabilities of sizes, and every expectation that the estimators need (``E[s]``, ``E[ss']``) has a closed form in them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Coalitions: TypeAlias = Tensor
+"""A boolean tensor ``[..., d]``; ``True`` says that the player takes part."""
+
+
+@dataclass(frozen=True)
+class CoalitionLaw:
+    """An exchangeable distribution over the subsets of ``num_players`` players."""
+
+    num_players: int
+    size_probabilities: Tensor
+    """Probability of each size 0..d, float64 ``[d + 1]``."""
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether a coalition and its complement are equally likely, so that pairing keeps the law."""
+        return bool(torch.allclose(self.size_probabilities, self.size_probabilities.flip(0), rtol=1e-9, atol=1e-15))
+
+    def second_moment(self) -> Tensor:
+        """``E[ss']`` in closed form, float64 ``[d, d]``."""
+        d = self.num_players
+        size = torch.arange(d + 1, dtype=torch.float64)
+        together = (self.size_probabilities * size * (size - 1)).sum() / max(d * (d - 1), 1)
+        alone = (self.size_probabilities * size).sum() / d
+        return torch.full((d, d), float(together), dtype=torch.float64).fill_diagonal_(float(alone))
+
+    def sample(
+        self,
+        n: int,
+        *,
+        paired: bool = False,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+    ) -> Coalitions:
+        """Draw ``n`` coalitions, bool ``[n, d]``; with ``paired`` rows 2i and 2i+1 are complements of each other.
+
+        The same generator state on the same device gives the same coalitions.
+        """
+        _require_count("n", n)
+        if device is None:
+            device = generator.device if generator is not None else "cpu"
+        if generator is not None and generator.device.type != torch.device(device).type:
+            raise ValueError(f"generator lives on {generator.device}, but coalitions are asked for on {device}")
+        if not paired:
+            return _draw_members(self._draw_sizes(n, device, generator), self.num_players, generator)
+        if n % 2:
+            raise ValueError(f"paired sampling draws whole pairs: n must be even, got {n}")
+        if not self.is_symmetric:
+            raise ValueError("paired sampling needs a law that gives a coalition and its complement equal probability")
+        first = _draw_members(self._draw_sizes(n // 2, device, generator), self.num_players, generator)
+        return torch.stack([first, ~first], dim=1).flatten(0, 1)
+
+    def _draw_sizes(self, n: int, device: torch.device | str, generator: torch.Generator | None) -> Tensor:
+        # Inverse of the distribution function in float64: exact to 2^-53, and cheap on every device.
+        edges = self.size_probabilities.cumsum(0)
+        last = int(self.size_probabilities.nonzero()[-1])
+        edges[last:] = 1.0
+        uniform = torch.rand(n, dtype=torch.float64, device=device, generator=generator)
+        return torch.searchsorted(edges.to(device), uniform, right=True)
+
+
+def shapley_kernel(d: int) -> CoalitionLaw:
+    """The law p_Sh, whose weighted-least-squares problem has the Shapley values as its solution.
+
+    ``p(size = k)`` is proportional to ``1 / (k (d - k))`` for k = 1..d-1; the empty and the full set have none.
+    """
+    _require_count("d", d, least=2)
+    size = torch.arange(1, d, dtype=torch.float64)
+    probabilities = torch.zeros(d + 1, dtype=torch.float64)
+    # sum over k of 1 / (k (d - k)) is 2 H_{d-1} / d
+    probabilities[1:d] = d / (2 * harmonic_number(d - 1)) / (size * (d - size))
+    return CoalitionLaw(d, probabilities)
+
+
+def uniform_size(d: int) -> CoalitionLaw:
+    """Every size 0..d equally likely: the law that surrogates are trained with."""
+    _require_count("d", d)
+    return CoalitionLaw(d, torch.full((d + 1,), 1 / (d + 1), dtype=torch.float64))
+
+
+def fixed_size(d: int, n: int) -> CoalitionLaw:
+    """All subsets of exactly ``n`` players, equally likely."""
+    _require_count("d", d)
+    if not 0 <= n <= d:
+        raise ValueError(f"a coalition of {d} players has 0 to {d} members, not {n}")
+    probabilities = torch.zeros(d + 1, dtype=torch.float64)
+    probabilities[n] = 1.0
+    return CoalitionLaw(d, probabilities)
+
+
+def of_sizes(sizes: Tensor, d: int, *, generator: torch.Generator | None = None) -> Coalitions:
+    """One coalition of each of the given sizes (int ``[n]``), its members uniform; bool ``[n, d]`` on their device."""
+    _require_count("d", d)
+    return _draw_members(sizes, d, generator)
+
+
+def harmonic_number(n: int) -> float:
+    """``H_n = 1 + 1/2 + ... + 1/n``, correctly rounded up to n = 1,000."""
+    if n > 1000:  # exact fractions grow too long; summing the small terms first keeps the error near 1e-16
+        return float((1 / torch.arange(n, 0, -1, dtype=torch.float64)).sum())
+    return float(sum((Fraction(1, i) for i in range(1, n + 1)), Fraction(0)))
+
+
+def all_coalitions(d: int, *, device: torch.device | str = "cpu") -> Coalitions:
+    """All ``2^d`` subsets, bool ``[2^d, d]``; bit i of the row's number says whether player i takes part."""
+    _require_count("d", d, least=0)
+    if d > 20:
+        raise ValueError(f"{d} players have 2^{d} coalitions: enumeration is offered up to 20 players")
+    number = torch.arange(2**d, device=device)
+    return (number[:, None] >> torch.arange(d, device=device)) & 1 > 0
+
+
+def _draw_members(sizes: Tensor, d: int, generator: torch.Generator | None) -> Coalitions:
+    """Uniform members for each size by selection sampling: player j joins with probability (still needed) / (still left).
+
+    One pass of d vector steps: no sort, no [n, d] array of random keys.
+    """
+    members = torch.empty(d, len(sizes), dtype=torch.bool, device=sizes.device)
+    needed = sizes.to(torch.float32)
+    uniform = torch.empty_like(needed)
+    for j in range(d):
+        uniform.uniform_(generator=generator)
+        joins = torch.lt(uniform.mul_(d - j), needed, out=members[j])
+        needed.add_(joins, alpha=-1)
+    return members.t().contiguous()
+
+
+def _require_count(name: str, value: int, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")

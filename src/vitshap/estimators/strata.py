@@ -1,0 +1,135 @@
+"""Which coalitions to evaluate: strata of equal size, allocated by need, drawn without replacement.
+
+A sampling unit is a coalition, or with pairing a coalition together with its complement. Units of one size form a
+stratum. Sizes are not drawn at random: every stratum is given its share of the budget, and small strata (single players,
+pairs of players) are simply enumerated once their share covers them, after which they carry no error at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import comb
+
+import torch
+from torch import Tensor
+
+from vitshap.coalitions import Coalitions, of_sizes, shapley_kernel
+
+ENUMERABLE = 2**22
+"""Strata of at most so many units are drawn without replacement; in larger ones repetitions are too rare to matter."""
+
+
+@dataclass(frozen=True, eq=False)
+class Strata:
+    """All units of a game of ``num_players`` players, by size."""
+
+    num_players: int
+    paired: bool
+    sizes: Tensor
+    """int64 ``[G]``: 1..d/2 when paired (the smaller of the two coalitions), else 1..d-1."""
+    mass: Tensor
+    """Probability of each stratum under the Shapley kernel, float64 ``[G]``."""
+    population: tuple[int, ...]
+    """Number of units in each stratum."""
+
+    @property
+    def total(self) -> int:
+        """Number of units in all."""
+        return sum(self.population)
+
+
+def strata(d: int, *, paired: bool) -> Strata:
+    """The strata of ``d`` players."""
+    probability = shapley_kernel(d).size_probabilities
+    if not paired:
+        sizes = torch.arange(1, d)
+        return Strata(d, False, sizes, probability[1:d], tuple(comb(d, k) for k in range(1, d)))
+    sizes = torch.arange(1, d // 2 + 1)
+    halves = [2 if 2 * k == d else 1 for k in range(1, d // 2 + 1)]  # the middle size is its own complement
+    mass = 2 * probability[sizes] / torch.tensor(halves)
+    return Strata(d, True, sizes, mass, tuple(comb(d, k) // half for k, half in enumerate(halves, start=1)))
+
+
+def allocate(design: Strata, wish: Tensor, total: int, already: Tensor, generator: torch.Generator) -> Tensor:
+    """Split ``total`` units over the strata in proportion to ``wish`` (``[G]``), as int64 ``[G]``.
+
+    No stratum gets more than it has or less than it got ``already``. Fractions are rounded at random without bias.
+    """
+    most = torch.tensor([min(size, total) for size in design.population], dtype=torch.float64)
+    least = torch.maximum(already.to(torch.float64), _floor(design, total, most))
+    low, high = 0.0, float(total / wish.min())
+    for _ in range(100):  # bisection for the scale at which the capped shares add up to the total
+        scale = (low + high) / 2
+        low, high = (scale, high) if float(_capped(scale * wish, least, most).sum()) < total else (low, scale)
+    edges = _capped(high * wish, least, most).cumsum(0) + float(torch.rand((), dtype=torch.float64, generator=generator))
+    edges[-1] = max(float(edges[-1]), total)
+    counts = torch.diff(edges.floor().clamp(max=total), prepend=torch.zeros(1, dtype=torch.float64))
+    return torch.minimum(counts, most).to(torch.int64)
+
+
+def _floor(design: Strata, total: int, most: Tensor) -> Tensor:
+    # Two units in every stratum make its error measurable; budgets too small for that take what chance gives them.
+    affordable = total >= 4 * len(design.population)
+    return torch.minimum(most, torch.full_like(most, 2.0)) if affordable else torch.zeros_like(most)
+
+
+def _capped(share: Tensor, least: Tensor, most: Tensor) -> Tensor:
+    return torch.minimum(torch.maximum(share, least), most)
+
+
+class Drawer:
+    """Draws units stratum by stratum; what was drawn once is not drawn again."""
+
+    def __init__(self, design: Strata, generator: torch.Generator) -> None:
+        """The generator's device is where coalitions are made."""
+        self.design = design
+        self.drawn = torch.zeros(len(design.population), dtype=torch.int64)
+        self._generator = generator
+        self._order: dict[int, Tensor] = {}
+
+    def up_to(self, counts: Tensor) -> tuple[Coalitions, Tensor]:
+        """Draw until ``counts`` units per stratum (``[G]``) are reached: new units ``[n, d]``, their strata ``[n]``."""
+        device = self._generator.device
+        listed, free = [], []
+        for g, (first, last) in enumerate(zip(self.drawn.tolist(), counts.tolist(), strict=True)):
+            if self.design.population[g] > ENUMERABLE:
+                free.append(torch.full((last - first,), g, device=device))
+            elif last > first:
+                listed.append((g, self._ranks(g)[first:last]))
+        self.drawn = torch.maximum(self.drawn, counts)
+        parts = [(torch.full_like(ranks, g), ranks) for g, ranks in listed]
+        units, groups = [], []
+        if parts:
+            groups.append(torch.cat([group for group, _ in parts]))
+            units.append(self._unrank(groups[-1], torch.cat([ranks for _, ranks in parts])))
+        if free:
+            groups.append(torch.cat(free))
+            size = self.design.sizes.to(device)[groups[-1]]
+            units.append(of_sizes(size, self.design.num_players, generator=self._generator))
+        return torch.cat(units), torch.cat(groups)
+
+    def _ranks(self, g: int) -> Tensor:
+        if g not in self._order:
+            number = self.design.population[g]
+            self._order[g] = torch.randperm(number, generator=self._generator, device=self._generator.device)
+        return self._order[g]
+
+    def _unrank(self, groups: Tensor, ranks: Tensor) -> Coalitions:
+        """The coalition of each rank in the combinatorial number system, ``[n, d]``."""
+        d, device = self.design.num_players, ranks.device
+        size = self.design.sizes.to(device)[groups]
+        needed = torch.minimum(size, d - size)  # of a large coalition the complement is drawn
+        table = torch.tensor(
+            [[min(comb(j, k), 2**62) for k in range(int(needed.max()) + 1)] for j in range(d)], device=device
+        )
+        if self.design.paired:
+            # A pair of halves is drawn as the one that holds the last player: those have the upper half of the ranks.
+            ranks = ranks + torch.where(2 * size == d, table[d - 1][needed], 0)
+        members = torch.empty(len(ranks), d, dtype=torch.bool, device=device)
+        for j in range(d - 1, -1, -1):
+            below = table[j][needed]  # coalitions of the remaining members that do without player j
+            joins = (ranks >= below) & (needed > 0)
+            members[:, j] = joins
+            ranks = ranks - below.where(joins, 0)
+            needed = needed - joins.to(needed.dtype)
+        return members ^ (2 * size > d)[:, None]

@@ -1,0 +1,368 @@
+"""The result of every method: what each player contributed to each explained class, and how to read it.
+
+One frozen object for all methods, so that a metric, a plot or a report never asks which method it holds.
+Whatever it claims is checked when it is made: shapes, and for an additive explanation that the values really
+add up. Its tensors are plain ones on the CPU: a result is read, saved and drawn, not trained through.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from vitshap import plots
+from vitshap.players import Players
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Unit: TypeAlias = Literal["probability", "logit", "output", "score"]
+PredictionBy: TypeAlias = Literal["surrogate", "classifier"]
+ClassLike: TypeAlias = int | str
+"""A class by its index or by its name."""
+
+FORMAT = "vitshap.explanation"
+FORMAT_VERSION = 1
+
+TENSORS: dict[str, tuple[torch.dtype, tuple[str, ...]]] = {
+    "values": (torch.float32, ("B", "d", "T")),
+    "classes": (torch.int64, ("B", "T")),
+    "prediction": (torch.float32, ("B", "K")),
+    "base_values": (torch.float32, ("B", "T")),
+    "full_values": (torch.float32, ("B", "T")),
+    "stderr": (torch.float32, ("B", "d", "T")),
+    "player_mask": (torch.bool, ("B", "d")),
+    "image_box": (torch.float32, ("B", "4")),
+}
+OPTIONAL = ("base_values", "full_values", "stderr", "player_mask", "image_box")
+
+
+class PlayerValue(NamedTuple):
+    """A player, its value, and the centre of its tokens in the grid (row, column for images)."""
+
+    player: int
+    value: float
+    position: tuple[float, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Explanation:
+    """Values of ``d`` players for ``T`` classes of each of ``B`` images."""
+
+    values: Tensor
+    """float32 ``[B, d, T]``; 0 for players that an image lacks."""
+    classes: Tensor
+    """Explained classes, int64 ``[B, T]``."""
+    additive: bool
+    """Whether the values of an image add up to ``full_values - base_values``."""
+    unit: Unit
+    prediction: Tensor
+    """What the net says of the whole images, float32 ``[B, K]``."""
+    prediction_by: PredictionBy
+    players: Tensor
+    """Which player each token belongs to, int64 ``[B or 1, *grid]``; -1 is nobody."""
+    method: str
+    base_values: Tensor | None = None
+    """v of the empty coalition, float32 ``[B, T]``; None when not additive."""
+    full_values: Tensor | None = None
+    """v of the full coalition, float32 ``[B, T]``; None when not additive."""
+    stderr: Tensor | None = None
+    """Standard error of each value, float32 ``[B, d, T]``; None where the method knows none."""
+    player_mask: Tensor | None = None
+    """Which players exist, bool ``[B, d]``; None when all do."""
+    image_box: Tensor | None = None
+    """Left, top, right, bottom of the net's crop in the original image, float32 ``[B, 4]``."""
+    seconds: float = 0.0
+    """Wall-clock time per image."""
+    evaluations: int = 0
+    """Coalitions evaluated per image, the empty and the full one included."""
+    class_names: tuple[str, ...] | None = None
+    class_specific: bool = True
+    """False when the values are the same for every class."""
+
+    def __post_init__(self) -> None:
+        """Raise unless all fields fit together."""
+        _check_plain_fields(self)
+        _check_tensors(self)
+        _check_classes(self)
+        _check_players(self)
+        _check_claims(self)
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Shape of the token grid."""
+        return tuple(self.players.shape[1:])
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return self.values.shape[0]
+
+    def __getitem__(self, index: int | slice) -> Explanation:
+        """The explanation of one image or of a slice of them; both keep the batch dimension."""
+        if isinstance(index, slice):
+            chosen = index
+        else:
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"image {index} of an explanation of {len(self)} images")
+            start = index % len(self)
+            chosen = slice(start, start + 1)
+        parts: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            shared = field.name == "players" and value.shape[0] == 1
+            if isinstance(value, Tensor) and not shared:
+                parts[field.name] = value[chosen]
+        return replace(self, **parts)
+
+    def __iter__(self) -> Iterator[Explanation]:
+        """One explanation per image."""
+        return (self[i] for i in range(len(self)))
+
+    def efficiency_gap(self) -> Tensor:
+        """``sum(values) - (full - base)``, float64 ``[B, T]``: rounding error, for additive explanations."""
+        if self.base_values is None or self.full_values is None:
+            raise ValueError(f"{self.method} is not additive: its values do not add up to anything")
+        return self.values.double().sum(1) - (self.full_values.double() - self.base_values.double())
+
+    def heatmap(self, target: ClassLike | None = None) -> Tensor:
+        """Values laid on the grid, float32 ``[B, *grid]``.
+
+        Every token shows the whole value of its player (not a share of it), and NaN if it belongs to nobody.
+        ``target`` is one of the explained classes; by default, image by image, the predicted class if it was
+        explained and else the first explained one.
+        """
+        labels = self.players.expand(len(self), *self.grid).flatten(1)  # [B, N]
+        spread = self._values_of(target).gather(1, labels.clamp(min=0))
+        return spread.masked_fill(labels < 0, math.nan).view(len(self), *self.grid)
+
+    def top(self, k: int, target: ClassLike | None = None) -> list[list[PlayerValue]]:
+        """For each image its ``k`` players of largest value, largest first; fewer if it has fewer players."""
+        if k < 1:
+            raise ValueError(f"k is at least 1, got {k}")
+        values = self._values_of(target)
+        best = []
+        for i in range(len(self)):
+            mask = None if self.player_mask is None else self.player_mask[i]
+            existing = torch.arange(values.shape[1]) if mask is None else mask.nonzero().flatten()
+            order = existing[values[i, existing].argsort(descending=True, stable=True)][:k]
+            best.append([PlayerValue(p, float(values[i, p]), self._position(i, p)) for p in order.tolist()])
+        return best
+
+    def plot(
+        self,
+        picture: plots.Picture | None = None,
+        /,
+        *,
+        target: ClassLike | Sequence[ClassLike] | None = None,
+        title: str | None = None,
+        overlay_alpha: float = plots.OVERLAY_ALPHA,
+    ) -> Figure:
+        """Draw one image's map over ``picture``; a list of targets gives a row with a map for each.
+
+        A PIL image, path or array is the original image, in which the map covers ``image_box``; a tensor is
+        the net's input, which the map covers whole. Of a batch, draw ``explanation[i].plot(...)``.
+        """
+        if len(self) != 1:
+            raise ValueError(f"one image is drawn at a time, not {len(self)}: use explanation[i].plot(...)")
+        if len(self.grid) != 2:
+            raise ValueError(f"only a grid of rows and columns can be drawn, this one is {list(self.grid)}")
+        box = None if isinstance(picture, Tensor) or self.image_box is None else self.image_box[0].tolist()
+        if target is None or isinstance(target, int | str):
+            return plots.heatmap(
+                self.heatmap(target)[0].numpy(),
+                picture,
+                box=box,
+                unit=self.unit,
+                title=self._caption(target) if title is None else title,
+                overlay_alpha=overlay_alpha,
+            )
+        return plots.class_row(
+            [self.heatmap(one)[0].numpy() for one in target],
+            picture,
+            titles=[self._caption(one) for one in target],
+            box=box,
+            unit=self.unit,
+            title=self.method if title is None else title,
+            overlay_alpha=overlay_alpha,
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything to one safetensors file; an existing file is replaced only by a complete one."""
+        everything = {field.name: getattr(self, field.name) for field in fields(self)}
+        # clones: safetensors refuses tensors that share memory, as slices of one batch may
+        tensors = {k: v.contiguous().clone() for k, v in everything.items() if isinstance(v, Tensor)}
+        plain = {k: v for k, v in everything.items() if not isinstance(v, Tensor)}
+        header = json.dumps({"version": FORMAT_VERSION, "fields": plain})
+        path = Path(path)
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            temporary.write_bytes(safetensors.torch.save(tensors, metadata={FORMAT: header}))
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Explanation:
+        """Read what ``save`` wrote, exactly."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a safetensors file or is damaged: {error}") from error
+        if FORMAT not in metadata:
+            raise ValueError(f"{path} is a safetensors file, but holds no vitshap explanation")
+        try:
+            header = json.loads(metadata[FORMAT])
+            version, plain = header["version"], dict(header["fields"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is damaged: its header cannot be read") from error
+        if version != FORMAT_VERSION:
+            raise ValueError(f"{path} has format version {version}; this vitshap reads {FORMAT_VERSION}")
+        if plain.get("class_names") is not None:
+            plain["class_names"] = tuple(plain["class_names"])
+        try:
+            return cls(**{**plain, **tensors})
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path} does not hold a valid explanation: {error}") from error
+
+    def _values_of(self, target: ClassLike | None) -> Tensor:
+        column = self._columns(target)  # [B]
+        return self.values.gather(2, column[:, None, None].expand(-1, self.values.shape[1], 1))[..., 0]
+
+    def _columns(self, target: ClassLike | None) -> Tensor:
+        """Where in ``classes`` each image has the target, int64 ``[B]``."""
+        if target is None:
+            hit = self.classes == self.prediction.argmax(1, keepdim=True)
+            return hit.int().argmax(1)  # the first where there is no hit
+        wanted = class_index(target, self.class_names, self.prediction.shape[1])
+        hit = self.classes == wanted
+        if not bool(hit.any(1).all()):
+            image = int((~hit.any(1)).nonzero()[0])
+            known = ", ".join(self._name(c) for c in self.classes[image, :8].tolist())
+            raise ValueError(f"{self._name(wanted)} was not explained for image {image}; explained: {known}")
+        return hit.int().argmax(1)
+
+    def _position(self, image: int, player: int) -> tuple[float, ...]:
+        labels = self.players[image if self.players.shape[0] > 1 else 0]
+        return tuple((labels == player).nonzero().double().mean(0).tolist())
+
+    def _name(self, index: int) -> str:
+        return f"class {index}" if self.class_names is None else self.class_names[index]
+
+    def _caption(self, target: ClassLike | None) -> str:
+        index = int(self.classes[0, self._columns(target)[0]])
+        symbol = "p = " if self.unit == "probability" else ""
+        return f"{self._name(index)} ({symbol}{float(self.prediction[0, index]):.3g})"
+
+
+def class_index(target: ClassLike, class_names: Sequence[str] | None, num_classes: int) -> int:
+    """The index of a class given by index or name; a ``ValueError`` suggests the nearest names."""
+    if isinstance(target, bool) or not isinstance(target, Integral | str):
+        raise TypeError(f"a class is an int or a name, got {type(target).__name__}")
+    if not isinstance(target, str):
+        if not 0 <= target < num_classes:
+            raise ValueError(f"classes are 0 to {num_classes - 1}, got {target}")
+        return int(target)
+    if class_names is None:
+        raise ValueError(f'"{target}" is a class name, but the model has none: give the class by number')
+    found = [i for i, name in enumerate(class_names) if name == target]
+    if len(found) > 1:
+        raise ValueError(f'"{target}" names several classes, {found}: give the number')
+    if not found:
+        near = difflib.get_close_matches(target, class_names, n=3)
+        raise ValueError(f'no class is named "{target}"' + (f"; nearest: {', '.join(near)}" if near else ""))
+    return found[0]
+
+
+def _check_plain_fields(e: Explanation) -> None:
+    for name, allowed in (("unit", get_args(Unit)), ("prediction_by", get_args(PredictionBy))):
+        if getattr(e, name) not in allowed:
+            raise ValueError(f"{name} is one of {', '.join(allowed)}; got {getattr(e, name)!r}")
+    for name, kind in (("additive", bool), ("class_specific", bool), ("method", str), ("evaluations", int)):
+        if type(getattr(e, name)) is not kind:
+            raise ValueError(f"{name} must be {kind.__name__}, got {getattr(e, name)!r}")
+    if not isinstance(e.seconds, float) or not 0 <= e.seconds < math.inf:
+        raise ValueError(f"seconds must be a float, not negative; got {e.seconds!r}")
+    names = e.class_names
+    if names is not None and not (isinstance(names, tuple) and all(isinstance(n, str) for n in names)):
+        raise ValueError(f"class_names must be a tuple of strings, got {type(names).__name__}")
+
+
+def _check_tensors(e: Explanation) -> None:
+    sizes: dict[str, int] = {"4": 4}
+    for name, (dtype, axes) in TENSORS.items():
+        tensor = getattr(e, name)
+        if tensor is None and name in OPTIONAL:
+            continue
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} must be a tensor, got {type(tensor).__name__}")
+        if tensor.device.type != "cpu" or tensor.requires_grad:
+            raise ValueError(f"{name} must be a detached tensor on the CPU, this one is on {tensor.device}")
+        if tensor.dtype != dtype:
+            raise ValueError(f"{name} must be {dtype}, got {tensor.dtype}")
+        expected = [sizes.get(axis) for axis in axes]
+        if tensor.ndim != len(axes) or any(
+            b not in (None, a) for a, b in zip(tensor.shape, expected, strict=True)
+        ):
+            known = ", ".join(f"{axis} = {sizes[axis]}" for axis in axes if axis in sizes)
+            raise ValueError(f"{name} must be [{', '.join(axes)}] with {known}, got {list(tensor.shape)}")
+        sizes.update(zip(axes, tensor.shape, strict=True))
+    if 0 in sizes.values():
+        raise ValueError(f"an explanation has at least one image, player and class, got {sizes}")
+
+
+def _check_classes(e: Explanation) -> None:
+    count = e.prediction.shape[1]
+    if not 0 <= int(e.classes.min()) <= int(e.classes.max()) < count:
+        raise ValueError(f"classes must be 0 to {count - 1} as in prediction, got {e.classes.tolist()[:4]}")
+    if e.class_names is not None and len(e.class_names) != count:
+        raise ValueError(f"{len(e.class_names)} class names for {count} classes")
+
+
+def _check_players(e: Explanation) -> None:
+    images, d, _ = e.values.shape
+    labels = e.players
+    if not isinstance(labels, Tensor) or labels.dtype != torch.int64 or labels.device.type != "cpu":
+        raise ValueError("players must be an int64 tensor on the CPU")
+    if labels.ndim < 2 or labels.numel() == 0 or labels.shape[0] not in (1, images):
+        raise ValueError(f"players is a label map [{images} or 1, *grid], got {list(labels.shape)}")
+    if not -1 <= int(labels.min()) <= int(labels.max()) < d:
+        raise ValueError(f"players holds labels -1 to {d - 1}, as there are {d} players")
+    mask = torch.ones(images, d, dtype=torch.bool) if e.player_mask is None else e.player_mask
+    nowhere = (mask & ~Players(labels, d).player_mask).nonzero()
+    if len(nowhere):
+        image, player = nowhere[0].tolist()
+        raise ValueError(f"player {player} has no token in image {image}: player_mask must leave it out")
+    if bool((e.values * ~mask[..., None]).any()):
+        raise ValueError("values must be 0 for the players that player_mask leaves out")
+
+
+def _check_claims(e: Explanation) -> None:
+    for name in ("base_values", "full_values"):
+        if (getattr(e, name) is not None) != e.additive:
+            raise ValueError(f"{name} is given exactly when additive is True; additive is {e.additive}")
+    for name in ("values", "base_values", "full_values", "prediction"):
+        tensor = getattr(e, name)
+        if tensor is not None and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{name} has entries that are not finite (NaN or infinity)")
+    if not e.class_specific and not torch.equal(e.values, e.values[..., :1].expand_as(e.values)):
+        raise ValueError("class_specific is False, but the values differ between classes")
+    if e.base_values is not None and e.full_values is not None:
+        gap = e.efficiency_gap().abs()
+        size = e.values.abs().double().sum(1) + e.base_values.abs() + e.full_values.abs()
+        if bool((gap > 1e-4 * size + 1e-7).any()):  # far above float32 rounding, far below a wrong formula
+            raise ValueError(f"additive is True, but values miss full - base by up to {float(gap.max()):.3g}")

@@ -1,0 +1,131 @@
+"""A cooperative game: the value v(s) of every coalition s, for a batch of inputs at once.
+
+Everything that estimates or measures asks a ``Game`` and nothing else, so it works on a vision transformer, on a table of
+values and on a textbook game alike. A game is a function (the same coalition gives the same value), it remembers v of
+the empty and of the full coalition, and it counts how often it was asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from vitshap.coalitions import Coalitions
+
+
+class Game:
+    """Values of coalitions for a batch of ``batch_size`` inputs and ``num_outputs`` outputs (classes)."""
+
+    def __init__(
+        self,
+        value: Callable[[Coalitions], Tensor],
+        /,
+        *,
+        num_players: int,
+        num_outputs: int,
+        batch_size: int = 1,
+        device: torch.device | str = "cpu",
+        player_mask: Tensor | None = None,
+    ) -> None:
+        """``value`` takes bool ``[B, S, d]`` and returns ``[B, S, K]``.
+
+        ``player_mask`` (bool ``[B, d]``) tells which players exist where inputs have unequal numbers of them.
+        """
+        self._value = value
+        self.num_players = num_players
+        self.num_outputs = num_outputs
+        self.batch_size = batch_size
+        self.device = torch.device(device)
+        self.player_mask = player_mask
+        self.evaluations = 0
+        """Coalitions evaluated so far per input, the empty and the full one included."""
+        self._null: Tensor | None = None
+        self._grand: Tensor | None = None
+
+    def __call__(self, coalitions: Coalitions, /, targets: Tensor | None = None) -> Tensor:
+        """Values ``[B, S, K]``, or ``[B, S, T]`` for ``targets`` int64 ``[B, T]``.
+
+        ``coalitions``: bool ``[B, S, d]``, or ``[S, d]`` for the same coalitions on every input.
+        """
+        self._check_coalitions(coalitions)
+        if coalitions.ndim == 2:
+            coalitions = coalitions.expand(self.batch_size, -1, -1)
+        if targets is not None:
+            self._check_targets(targets)
+        values = self._value(coalitions)
+        expected = (self.batch_size, coalitions.shape[1], self.num_outputs)
+        if tuple(values.shape) != expected:
+            raise ValueError(f"the game must return values of shape {list(expected)}, got {list(values.shape)}")
+        if not bool(torch.isfinite(values).all()):
+            raise ValueError("the game returned a value that is not finite (NaN or infinity)")
+        self.evaluations += coalitions.shape[1]
+        return values if targets is None else _take(values, targets)
+
+    def stream(
+        self, coalitions: Coalitions | Iterable[Coalitions], /, targets: Tensor | None = None, *, chunk: int = 4096
+    ) -> Iterator[Tensor]:
+        """Values chunk by chunk, so that neither all coalitions nor all values need to exist at once.
+
+        ``coalitions`` is a tensor (cut into chunks of ``chunk``) or any iterable of tensors (evaluated one by one).
+        """
+        if isinstance(coalitions, Tensor):
+            coalitions = coalitions.split(chunk, dim=-2)
+        for part in coalitions:
+            yield self(part, targets)
+
+    @property
+    def null(self) -> Tensor:
+        """v of the empty coalition, ``[B, K]``; evaluated once."""
+        if self._null is None:
+            self._null = self(self._one_coalition(False))[:, 0]
+        return self._null
+
+    @property
+    def grand(self) -> Tensor:
+        """v of the full coalition, ``[B, K]``; evaluated once."""
+        if self._grand is None:
+            self._grand = self(self._one_coalition(True))[:, 0]
+        return self._grand
+
+    def _one_coalition(self, member: bool) -> Coalitions:
+        return torch.full((1, self.num_players), member, device=self.device)
+
+    def _check_coalitions(self, coalitions: Coalitions) -> None:
+        check_coalitions(coalitions, self.num_players, self.device)
+        if coalitions.ndim == 3 and coalitions.shape[0] != self.batch_size:
+            raise ValueError(f"coalitions are for {coalitions.shape[0]} inputs, the game has {self.batch_size}")
+        if coalitions.ndim not in (2, 3):
+            raise ValueError(f"coalitions are [B, S, d] or [S, d], got {list(coalitions.shape)}")
+
+    def _check_targets(self, targets: Tensor) -> None:
+        if targets.dtype != torch.int64:
+            raise TypeError(f"targets must be int64 [B, T], got {targets.dtype}")
+        if targets.ndim != 2 or targets.shape[0] != self.batch_size:
+            raise ValueError(f"targets must be [B, T] with B = {self.batch_size}, got {list(targets.shape)}")
+        if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < self.num_outputs:
+            raise ValueError(f"targets must be classes 0 to {self.num_outputs - 1}, got {targets.unique().tolist()[:8]}")
+
+
+def check_coalitions(coalitions: Coalitions, num_players: int, device: torch.device) -> None:
+    """Raise unless these are boolean coalitions of ``num_players`` players on ``device``."""
+    if not isinstance(coalitions, Tensor):
+        raise TypeError(f"coalitions must be a bool tensor, got {type(coalitions).__name__}")
+    if coalitions.dtype != torch.bool:
+        raise TypeError(f"coalitions must be bool, got {coalitions.dtype}")
+    if coalitions.ndim == 0 or coalitions.shape[-1] != num_players:
+        raise ValueError(f"coalitions must be over {num_players} players (last dimension), got {list(coalitions.shape)}")
+    if coalitions.numel() == 0:
+        raise ValueError(f"there is no coalition to evaluate: got shape {list(coalitions.shape)}")
+    if not _same_device(coalitions.device, device):
+        raise ValueError(f"coalitions are on {coalitions.device}, the game is on {device}; nothing is moved silently")
+
+
+def _same_device(one: torch.device, other: torch.device) -> bool:
+    return one.type == other.type and (one.index or 0) == (other.index or 0)
+
+
+def _take(values: Tensor, targets: Tensor) -> Tensor:
+    index = targets[:, None, :].expand(-1, values.shape[1], -1)
+    return values.gather(2, index.to(values.device))

@@ -1,0 +1,137 @@
+"""Insertion and deletion: how fast the explained class comes, or goes, with the players of largest value.
+
+Players are ranked once per image and class; a coalition on the path is then "rank below k" (insertion) or "rank
+k and above" (deletion), built chunk by chunk. The ends of a path are the empty and the full coalition, which
+the game remembers, and a map that is the same for every class has one path for all of them. Ties are broken at
+random: in the order of the players they would favour a corner of the image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitshap.explanation import Explanation
+from vitshap.game import Game
+from vitshap.methods import ExplainableModel, bounded_chunk, image_generators
+from vitshap.players import Players
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Values of the explained classes along the path, and the areas below."""
+
+    points: Tensor
+    """float64 ``[B, T, d + 1]``: value after k players; NaN beyond the players that the image has."""
+    area: Tensor
+    """Plain mean of an image's points, float64 ``[B, T]``."""
+    fractions: Tensor
+    """k as a share of the image's players, float64 ``[B, d + 1]``; NaN where ``points`` are."""
+    classes: Tensor
+    """Explained classes, int64 ``[B, T]``."""
+
+    def target_area(self, labels: Tensor) -> Tensor:
+        """Area of each image's own class, ``labels`` int64 ``[B]``: float64 ``[B]``."""
+        own = self._own(labels)
+        return self.area.gather(1, own.int().argmax(1, keepdim=True))[:, 0]
+
+    def nontarget_area(self, labels: Tensor) -> Tensor:
+        """Mean area of the other explained classes: float64 ``[B]``."""
+        others = ~self._own(labels)
+        if not bool(others.any(1).all()):
+            raise ValueError("no other class was explained: explain with target=None for non-target areas")
+        return (self.area * others).sum(1) / others.sum(1)
+
+    def _own(self, labels: Tensor) -> Tensor:
+        if not isinstance(labels, Tensor) or tuple(labels.shape) != (len(self.classes),):
+            raise ValueError(f"labels are one class per image, int64 [{len(self.classes)}]")
+        own = self.classes == labels.cpu()[:, None]
+        if not bool(own.any(1).all()):
+            image = int((~own.any(1)).nonzero()[0])
+            raise ValueError(f"class {int(labels[image])} was not explained for image {image}")
+        return own
+
+
+def insertion(
+    surrogate: ExplainableModel, images: Any, explanation: Explanation, /, *, seed: int = 0
+) -> Curve:
+    """Start from nothing and insert players in order of decreasing value; higher is better."""
+    return _curve(surrogate, images, explanation, seed, insert=True)
+
+
+def deletion(
+    surrogate: ExplainableModel, images: Any, explanation: Explanation, /, *, seed: int = 0
+) -> Curve:
+    """Start from everything and delete players in order of decreasing value; lower is better."""
+    return _curve(surrogate, images, explanation, seed, insert=False)
+
+
+def _curve(
+    surrogate: ExplainableModel, images: Any, explanation: Explanation, seed: int, *, insert: bool
+) -> Curve:
+    pixels = surrogate.prepare(images).pixels
+    batch, d, explained = explanation.values.shape
+    if len(pixels) != batch:
+        raise ValueError(f"the explanation is of {batch} images, but {len(pixels)} are given")
+    if explanation.prediction.shape[1] != surrogate.num_classes:
+        known = explanation.prediction.shape[1]
+        raise ValueError(f"the explanation knows {known} classes, the surrogate {surrogate.num_classes}")
+    game = surrogate.game(pixels, players=Players(explanation.players, d))
+    ranks = _ranks(explanation, pixels, seed).to(game.device)
+    classes = explanation.classes.to(game.device)
+    empty, full = (end.double().gather(1, classes)[..., None] for end in (game.null, game.grand))  # [B, T, 1]
+    first, last = (empty, full) if insert else (full, empty)
+    points = torch.cat(
+        [first, _inner_points(game, ranks, classes, insert).expand(-1, explained, -1), last], 2
+    )
+
+    if explanation.player_mask is None:
+        count = torch.full((batch, 1), d)
+    else:
+        count = explanation.player_mask.sum(1, keepdim=True)
+    step = torch.arange(d + 1).expand(batch, -1)
+    here = (step < count)[:, None], (step == count)[:, None]  # [B, 1, d + 1]
+    nothing = torch.tensor(torch.nan, dtype=torch.float64)
+    points = torch.where(here[0], points.cpu(), torch.where(here[1], last.cpu(), nothing))
+    fractions = torch.where(step <= count, step.double() / count, nothing)
+    return Curve(points, points.nanmean(2), fractions, explanation.classes)
+
+
+def _ranks(explanation: Explanation, pixels: Tensor, seed: int) -> Tensor:
+    """0 for the player of largest value, int64 ``[B, d, T]`` (T = 1 if all classes share one map).
+
+    One random order per image settles the ties of all classes, so a class gets the same path whether it was
+    explained alone or with others.
+    """
+    values = explanation.values if explanation.class_specific else explanation.values[..., :1]
+    if explanation.player_mask is not None:
+        values = values.masked_fill(~explanation.player_mask[..., None], -torch.inf)
+    d = values.shape[1]
+    shuffle = torch.stack([torch.randperm(d, generator=g) for g in image_generators(pixels, seed)])
+    shuffle = shuffle[..., None].expand_as(values)  # [B, d, T]
+    by_value = values.gather(1, shuffle).argsort(dim=1, descending=True, stable=True)
+    return shuffle.gather(1, by_value).argsort(dim=1)
+
+
+def _inner_points(game: Game, ranks: Tensor, classes: Tensor, insert: bool) -> Tensor:
+    """Values after 1 .. d - 1 players, float64 ``[B, T, d - 1]``."""
+    batch, d, paths = ranks.shape
+    ranks = ranks.transpose(1, 2)  # [B, paths, d]
+    jobs = torch.cartesian_prod(torch.arange(paths), torch.arange(1, d)).to(game.device).view(-1, 2)
+    shared = paths < classes.shape[1]  # one path, read for all classes
+    parts = []
+    for path, step in (job.unbind(1) for job in jobs.split(bounded_chunk(game)) if len(job)):
+        inside = ranks[:, path] < step[:, None]  # [B, S, d]
+        coalitions = inside if insert else ~inside
+        if shared:
+            parts.append(game(coalitions, classes).double().transpose(1, 2))  # [B, T, S]
+        else:
+            parts.append(
+                game(coalitions).double().gather(2, classes[:, path, None]).transpose(1, 2)
+            )  # [B, 1, S]
+    if not parts:
+        return torch.empty(batch, classes.shape[1], 0, dtype=torch.float64, device=game.device)
+    return torch.cat(parts, 2).view(batch, classes.shape[1], d - 1)

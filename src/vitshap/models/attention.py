@@ -1,0 +1,171 @@
+"""Ask a net's own attention layers to look at some tokens only, without touching the net.
+
+Every library ends in one of two calls: ``F.scaled_dot_product_attention`` (timm, transformers) or
+``F.multi_head_attention_forward`` (torchvision, through ``nn.MultiheadAttention``). A torch-function mode answers these
+two, so the user's modules run unchanged, and nothing has to be put back afterwards. What is answered is an ``Attend``:
+the ways to attend below differ in which keys a query may see and how that is computed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+class Attend(Protocol):
+    """Attention of queries ``[n, H, Lq, c]`` over keys and values ``[n, H, Lk, c]``, with an optional additive bias."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float) -> Tensor:
+        """Return ``[n, H, Lq, c]``."""
+
+
+class AttentionOverride(TorchFunctionMode):
+    """While active, every attention layer attends as ``attend`` says."""
+
+    def __init__(self, attend: Attend) -> None:
+        super().__init__()
+        self.attend = attend
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return self._scaled_dot_product(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            return self._multi_head(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _scaled_dot_product(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        if is_causal or enable_gqa or (attn_mask is not None and attn_mask.dtype == torch.bool):
+            raise NotImplementedError(
+                "this net's attention is causal, grouped or has a mask of its own: it is not known how to withhold "
+                'patches from it. removal="pixels" works with any net'
+            )
+        return self.attend(query, key, value, attn_mask, scale, dropout_p)
+
+    def _multi_head(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        """Self-attention of ``nn.MultiheadAttention``: its own projections, around ``attend``."""
+        call = _MULTI_HEAD.bind(*args, **kwargs).arguments
+        x: Tensor = call["query"]  # [L, n, D]
+        if x is not call["key"] or x is not call["value"] or call["bias_k"] is not None or call["add_zero_attn"]:
+            raise NotImplementedError('only plain self-attention can be masked here; removal="pixels" works with any net')
+        length, n, width = x.shape
+        heads: int = call["num_heads"]
+        projected = F.linear(x, call["in_proj_weight"], call["in_proj_bias"])
+        q, k, v = (part.view(length, n, heads, width // heads).permute(1, 2, 0, 3) for part in projected.chunk(3, dim=-1))
+        dropout = call["dropout_p"] if call.get("training", True) else 0.0
+        out = self.attend(q, k, v, call.get("attn_mask"), None, dropout)
+        out = out.permute(2, 0, 1, 3).reshape(length, n, width)
+        return F.linear(out, call["out_proj_weight"], call["out_proj_bias"]), None
+
+
+_MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
+
+
+class KeysOnly:
+    """Every query sees the keys that ``valid`` marks; the fused kernel does the rest.
+
+    A row without any valid key gets zeros: the attention over no token is nothing.
+    """
+
+    def __init__(self, valid: Tensor | None, positions: Tensor | None = None, *, may_be_empty: bool = False) -> None:
+        """``valid``: bool ``[n, Lk]`` or None for all; ``positions``: int64 ``[n, L]``, where tokens stood in the image."""
+        self.valid = valid
+        self.positions = positions
+        self.empty = ~valid.any(1)[:, None, None, None] if valid is not None and may_be_empty else None
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float) -> Tensor:
+        mask = self._mask(bias)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+        return out if self.empty is None else out.masked_fill(self.empty, 0)
+
+    def _mask(self, bias: Tensor | None) -> Tensor | None:
+        if bias is not None and self.positions is not None:
+            bias = _bias_at(bias, self.positions)
+        if self.valid is None:
+            return bias
+        visible = self.valid[:, None, None, :]
+        if self.empty is not None:
+            visible = visible | self.empty  # a softmax over nothing is NaN, also in its gradient
+        return visible if bias is None else bias.masked_fill(~visible, float("-inf"))
+
+
+class KeysOnlyExplicit(KeysOnly):
+    """The same by the textbook: scores, minus infinity at withheld keys, softmax. The reference for the others."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float) -> Tensor:
+        scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        mask = self._mask(bias)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+        out = F.dropout(scores.softmax(-1), dropout) @ v
+        return out if self.empty is None else out.masked_fill(self.empty, 0)
+
+
+class ZeroAfterSoftmax:
+    """Withheld keys take part in the softmax and are zeroed after it, so that the weights no longer sum to one."""
+
+    def __init__(self, valid: Tensor) -> None:
+        self.valid = valid  # [n, L]
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float) -> Tensor:
+        scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        if bias is not None:
+            scores = scores + bias
+        weights = scores.softmax(-1) * self.valid[:, None, None, :]
+        return F.dropout(weights, dropout) @ v
+
+
+class VariableLength:
+    """Sequences of unequal length laid end to end in one row; each attends within itself. CUDA, half precision."""
+
+    def __init__(self, boundaries: Tensor, longest: int) -> None:
+        self.boundaries = boundaries  # int32 [n + 1], cumulative lengths
+        self.longest = longest
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float) -> Tensor:
+        if bias is not None:
+            raise NotImplementedError("variable-length attention takes no bias")
+        from torch.nn.attention.varlen import varlen_attn
+
+        ends, longest = self.boundaries, self.longest
+        if scale is not None and scale != q.shape[-1] ** -0.5:
+            q = q * (scale * q.shape[-1] ** 0.5)  # older releases have no argument for the scale
+        # [1, H, T, c] -> [T, H, c]; no copy: the kernel takes strides
+        packed = [x.squeeze(0).transpose(0, 1) for x in (q, k, v)]
+        out = varlen_attn(*packed, ends, ends, longest, longest)
+        return out.transpose(0, 1).unsqueeze(0)
+
+
+def has_variable_length(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether variable-length attention runs here."""
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        return False
+    try:
+        from torch.nn.attention import varlen  # noqa: F401
+    except ImportError:  # torch before 2.10
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _bias_at(bias: Tensor, positions: Tensor) -> Tensor:
+    """A bias between all tokens ``[1, H, N, N]`` -> between the tokens of each row ``[n, H, L, L]``."""
+    rows, columns = positions[:, :, None], positions[:, None, :]
+    return bias[0][:, rows, columns].transpose(0, 1)

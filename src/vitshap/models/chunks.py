@@ -1,0 +1,100 @@
+"""Many coalitions, little memory: rows in chunks of a token budget, which shrinks when the device runs out of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from vitshap.coalitions import Coalitions
+from vitshap.models.packed import Rows
+from vitshap.models.removal import Session
+from vitshap.players import Players
+
+ROWS_AT_ONCE = 1 << 16
+"""Rows whose masks and sizes exist at the same time, whatever their number in all."""
+CUDA_TOKENS = 1 << 20
+CPU_TOKENS = 1 << 12
+"""Larger chunks bring no more speed: these fill an H200, and a CPU's cache."""
+PADDING = 0.9
+"""Rows shorter than this part of a bucket's longest start a bucket of their own, once it is worth a pass."""
+
+
+def token_budget(bytes_per_token: int, device: torch.device) -> int:
+    """Tokens that may be computed at once: by free memory, and no more than helps."""
+    if device.type != "cuda":
+        return CPU_TOKENS
+    free, _ = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return max(1, min(CUDA_TOKENS, int(0.5 * free / bytes_per_token)))
+
+
+def evaluate_rows(
+    session: Session, coalitions: Coalitions, players: Players, budget: int, note: Callable[[int], None]
+) -> Tensor:
+    """Logits ``[B, S, K]`` of coalitions ``[B, S, d]``.
+
+    ``note`` is told a smaller budget when memory ran out, so that the next call starts with it.
+    """
+    batch, per_image, _ = coalitions.shape
+    parts: list[Tensor] = []
+    out: Tensor | None = None
+    for start in range(0, batch * per_image, ROWS_AT_ONCE):
+        number = torch.arange(start, min(start + ROWS_AT_ONCE, batch * per_image), device=coalitions.device)
+        image = number // per_image
+        keep = players.keep_tokens(coalitions[image, number % per_image], image)
+        logits, budget = _evaluate_block(session, Rows(keep, image), budget, note)
+        if logits.requires_grad:
+            parts.append(logits)
+            continue
+        if out is None:
+            out = logits.new_empty(batch * per_image, logits.shape[1])
+        out[start : start + len(logits)] = logits
+    result = torch.cat(parts) if out is None else out
+    return result.view(batch, per_image, -1)
+
+
+def _evaluate_block(
+    session: Session, rows: Rows, budget: int, note: Callable[[int], None]
+) -> tuple[Tensor, int]:
+    lengths = session.lengths(rows.keep).cpu()
+    order = lengths.argsort(stable=True) if session.sort_by_length else None
+    if order is not None:
+        lengths = lengths[order]
+        on_device = order.to(rows.keep.device)
+        rows = Rows(rows.keep[on_device], rows.image[on_device])
+    parts: list[Tensor] = []
+    start = 0
+    while start < len(lengths):
+        end = _chunk_end(lengths, start, budget, session.sort_by_length)
+        try:
+            parts.append(session.run(Rows(rows.keep[start:end], rows.image[start:end])))
+        except torch.OutOfMemoryError:
+            if end - start == 1:
+                raise
+        else:
+            start = end
+            continue
+        # Outside the handler: the traceback it holds would keep the chunk's tensors alive.
+        torch.cuda.empty_cache()
+        budget = max(1, int(lengths[start:end].sum()) // 2)
+        note(budget)
+    logits = torch.cat(parts) if len(parts) > 1 else parts[0]
+    if order is not None:
+        logits = logits[order.argsort().to(logits.device)]
+    return logits, budget
+
+
+def _chunk_end(lengths: Tensor, start: int, budget: int, similar: bool) -> int:
+    """Where the chunk that begins at ``start`` ends; ``similar``: lengths are sorted, and a chunk pads to its longest."""
+    rest = lengths[start:]
+    if not similar:
+        tokens = rest.cumsum(0)
+        return start + max(1, int(torch.searchsorted(tokens, budget, right=True)))
+    count = torch.arange(1, len(rest) + 1)
+    fits = int((rest * count <= budget).sum())  # padded tokens grow with every row
+    # Of what fits, end where the padding would cost more than another pass over a small remainder.
+    alike = int((rest[0] >= PADDING * rest[:fits]).sum())
+    worth_a_pass = int((rest * count < budget // 4).sum()) + 1
+    return start + max(1, min(fits, max(alike, worth_a_pass)))

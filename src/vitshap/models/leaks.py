@@ -1,0 +1,104 @@
+"""Proof that a mask holds: change the pixels of withheld patches, and nothing that is kept may move.
+
+Each stage is tried by itself (patch embedding, blocks, head), so that a refusal can name what leaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from vitshap.models.attention import Attend, AttentionOverride, KeysOnly
+from vitshap.models.base import Adapter, CannotMask, evaluating, net_device_dtype
+from vitshap.models.packed import Rows
+from vitshap.models.removal import AttentionSession, FullLengthSession
+
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}
+"""Largest movement, relative to the largest output, that is rounding and not a leak."""
+
+
+def movement(evaluate: Callable[[Tensor, Tensor], Tensor], images: Tensor, keep: Tensor, grid: tuple[int, int]) -> float:
+    """How far ``evaluate(images, keep)`` moves when the pixels of withheld patches are changed at random.
+
+    Relative to the largest absolute output. ``keep``: bool ``[B, N]``. Works on any function, masked well or badly.
+    """
+    down, across = grid
+    height, width = images.shape[-2:]
+    kept = keep.view(-1, 1, down, across).repeat_interleave(height // down, 2).repeat_interleave(width // across, 3)
+    noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(1)).to(images)
+    before, after = evaluate(images, keep), evaluate(torch.where(kept, images, noise), keep)
+    return distance(before, after)
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """Largest difference, relative to the largest absolute value; infinite where something is not finite."""
+    gap = float((one - other).abs().max() / one.abs().max().clamp(min=1e-30)) if one.numel() else 0.0
+    return gap if gap == gap else float("inf")
+
+
+def check_mask(adapter: Adapter) -> None:
+    """Raise ``CannotMask``, naming the stage, unless withheld patches stay out of everything that this net computes."""
+    device, dtype = net_device_dtype(adapter.net)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(2, adapter.channels, *adapter.image_size, generator=generator).to(device, dtype)
+    keep = torch.rand(2, adapter.grid[0] * adapter.grid[1], generator=generator).to(device) < 0.5
+    keep[:, 0], keep[:, -1] = True, False
+    with torch.no_grad(), evaluating(adapter.net), adapter.ready():
+        for stage, what_leaks in (
+            (_embedded, "its patch embedding mixes neighbouring patches"),
+            (_encoded, "its blocks let kept tokens see withheld ones by another way than attention"),
+            (_answered, "its head reads withheld patches"),
+        ):
+            moved = movement(lambda x, k, stage=stage: stage(adapter, x, k), images, keep, adapter.grid)  # type: ignore[misc]
+            if moved > TOLERANCE[dtype]:
+                raise CannotMask(adapter.net, f"{what_leaks} (kept outputs moved by {moved:.1e} of their size)")
+        _check_calls(adapter, images)
+        _check_agreement(adapter, images, keep, TOLERANCE[dtype])
+
+
+def _embedded(adapter: Adapter, images: Tensor, keep: Tensor) -> Tensor:
+    tokens = adapter.embed(images)
+    return torch.cat([tokens[:, : adapter.prefix].flatten(0, 1), tokens[:, adapter.prefix :][keep]])
+
+
+def _encoded(adapter: Adapter, images: Tensor, keep: Tensor) -> Tensor:
+    session = FullLengthSession(adapter, images)
+    present = torch.nn.functional.pad(keep, (adapter.prefix, 0), value=True)
+    with AttentionOverride(KeysOnly(present)):
+        return adapter.encode(session.table, session.positions)[present]
+
+
+def _answered(adapter: Adapter, images: Tensor, keep: Tensor) -> Tensor:
+    rows = Rows(keep, torch.arange(len(images), device=images.device))
+    return FullLengthSession(adapter, images).run(rows)
+
+
+def _check_calls(adapter: Adapter, images: Tensor) -> None:
+    calls = 0
+    plain: Attend = KeysOnly(None)
+
+    def counted(*args: Tensor | float | None) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return plain(*args)  # type: ignore[arg-type]
+
+    session = FullLengthSession(adapter, images)
+    with AttentionOverride(counted):
+        adapter.encode(session.table, session.positions)
+    if calls < len(adapter.blocks):
+        raise CannotMask(
+            adapter.net,
+            f"only {calls} of its {len(adapter.blocks)} attention layers go through calls that can be masked",
+        )
+
+
+def _check_agreement(adapter: Adapter, images: Tensor, keep: Tensor, tolerance: float) -> None:
+    rows = Rows(keep, torch.arange(len(images), device=images.device))
+    full, packed = (session(adapter, images).run(rows) for session in (FullLengthSession, AttentionSession))
+    if distance(full, packed) > tolerance:
+        raise CannotMask(adapter.net, "its answer changes when withheld tokens are dropped instead of masked")
+    whole = FullLengthSession(adapter, images).run(Rows(torch.ones_like(keep), rows.image))
+    if distance(adapter.predict(images), whole) > tolerance:
+        raise CannotMask(adapter.net, "its own forward pass does more than its embedding, blocks and head")

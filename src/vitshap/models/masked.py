@@ -1,0 +1,230 @@
+"""``MaskedModel``: somebody's net that can be asked about any set of patches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from vitshap.coalitions import Coalitions
+from vitshap.game import Game, check_coalitions
+from vitshap.models import removal as ways
+from vitshap.models.base import Adapter, evaluating, net_device_dtype
+from vitshap.models.chunks import evaluate_rows, token_budget
+from vitshap.models.packed import EncodePacked, encode_packed
+from vitshap.models.preprocess import Preprocess, is_photo, open_image
+from vitshap.players import Players, PlayersLike, resolve
+
+Output: TypeAlias = Literal["softmax", "sigmoid", "identity"]
+Evaluation: TypeAlias = Literal["packed", "full", "explicit"]
+Photo: TypeAlias = str | PathLike[str] | Image.Image
+Images: TypeAlias = Tensor | Photo | Sequence[Photo]
+
+
+class Prepared(NamedTuple):
+    """Images as the net takes them, and where each lies in its original."""
+
+    pixels: Tensor
+    boxes: Tensor | None
+    """Left, top, right, bottom in pixels of the original, float32 ``[B, 4]``; None for tensors."""
+
+
+class ImageGame(Game):
+    """The game of a batch of images: embedded once, asked about any coalitions of their patches."""
+
+    def __init__(self, model: MaskedModel, prepared: Prepared, players: Players) -> None:
+        self.players = players
+        self.boxes = prepared.boxes
+        with torch.no_grad(), evaluating(model.net), model.adapter.ready():
+            session = model.open_session(prepared.pixels)
+
+        def value(coalitions: Coalitions) -> Tensor:
+            with torch.no_grad(), evaluating(model.net), model.adapter.ready():
+                return model.link(model.run_session(session, coalitions, players))
+
+        super().__init__(
+            value,
+            num_players=players.num_players,
+            num_outputs=model.num_classes,
+            batch_size=len(prepared.pixels),
+            device=prepared.pixels.device,
+            player_mask=players.player_mask if players.per_image else None,
+        )
+
+
+class MaskedModel(nn.Module):
+    """A net, what its players are, and how their patches are withheld. Made by ``vitshap.wrap``.
+
+    ``evaluation`` chooses how ``removal="attention"`` is computed: "packed" (the default: withheld tokens cost nothing),
+    "full" (every token, fused attention with a mask) or "explicit" (every token, the mask in the scores). All three give
+    the same answers; the latter two are there to compare with.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        adapter: Adapter,
+        *,
+        players: Players,
+        removal: str,
+        output: Output,
+        preprocess: Any = None,
+        class_names: list[str] | None = None,
+        reference: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.net = net
+        self.adapter = adapter
+        self.players = players
+        self.removal = removal
+        self.output: Output = output
+        self.preprocess = preprocess
+        self.class_names = class_names
+        self.reference = reference
+        self.evaluation: Evaluation = "packed"
+        self.max_tokens: int | None = None
+        """Tokens computed at once; None: by free memory. Shrinks by itself when memory runs out."""
+        self._encode: EncodePacked = encode_packed
+        self.training = net.training  # not self.train(): the net keeps its mode, module by module
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return self.adapter.grid
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of the images that the net takes."""
+        return self.adapter.image_size
+
+    @property
+    def num_players(self) -> int:
+        """Players of one image."""
+        return self.players.num_players
+
+    @property
+    def num_classes(self) -> int:
+        """Outputs of the net."""
+        return self.adapter.num_classes
+
+    @property
+    def device(self) -> torch.device:
+        """Where the net is."""
+        return net_device_dtype(self.net)[0]
+
+    @property
+    def unit(self) -> Literal["probability", "output"]:
+        """What the values of coalitions are."""
+        return "output" if self.output == "identity" else "probability"
+
+    def forward(
+        self, images: Images, coalitions: Coalitions | None = None, /, *, players: PlayersLike | None = None
+    ) -> Tensor:
+        """Probabilities (or outputs): ``[B, K]`` of whole images, ``[B, S, K]`` of coalitions bool ``[B, S, d]``."""
+        return self.link(self.logits(images, coalitions, players=players))
+
+    def logits(
+        self, images: Images, coalitions: Coalitions | None = None, /, *, players: PlayersLike | None = None
+    ) -> Tensor:
+        """The same before the link."""
+        pixels = self.prepare(images).pixels
+        if coalitions is None:
+            return self.adapter.predict(pixels)
+        who = self._players(players, len(pixels))
+        check_coalitions(coalitions, who.num_players, pixels.device)
+        if coalitions.ndim != 3 or coalitions.shape[0] != len(pixels):
+            raise ValueError(
+                f"coalitions must be [B, S, d] with B = {len(pixels)} and d = {who.num_players}, "
+                f"got {list(coalitions.shape)}"
+            )
+        with self.adapter.ready():
+            return self.run_session(self.open_session(pixels), coalitions, who)
+
+    def link(self, logits: Tensor) -> Tensor:
+        """From logits to the values that are explained, in float32."""
+        logits = logits.float()
+        if self.output == "softmax":
+            return logits.softmax(-1)
+        return logits.sigmoid() if self.output == "sigmoid" else logits
+
+    def game(self, images: Images, /, *, players: PlayersLike | None = None) -> ImageGame:
+        """The game of these images: in evaluation mode, without gradients, patches embedded once."""
+        prepared = self.prepare(images)
+        return ImageGame(self, prepared, self._players(players, len(prepared.pixels)))
+
+    def prepare(self, images: Images, /) -> Prepared:
+        """The net's input: tensors are checked and never altered, PIL images and paths go through ``preprocess``."""
+        if isinstance(images, Tensor):
+            self._check_pixels(images)
+            return Prepared(images, None)
+        if not is_photo(images):
+            raise TypeError(f"images are a tensor, PIL images or paths, got {type(images).__name__}")
+        if self.preprocess is None:
+            raise ValueError(
+                "this net does not say how to prepare photos: give wrap(..., preprocess=...) a function from a PIL image "
+                "to a tensor, a transformers image processor, or a vitshap.models.Preprocess"
+            )
+        sources = [images] if isinstance(images, str | PathLike | Image.Image) else list(images)
+        photos = [open_image(source) for source in sources]
+        device, dtype = net_device_dtype(self.net)
+        pixels = torch.stack([self.preprocess(photo) for photo in photos]).to(device, dtype)
+        self._check_pixels(pixels)
+        boxes = None
+        if isinstance(self.preprocess, Preprocess):
+            boxes = torch.tensor([self.preprocess.box(photo) for photo in photos])
+        return Prepared(pixels, boxes)
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile the packed evaluation (``torch.compile``), for many evaluations on a GPU."""
+        options.setdefault("dynamic", True)
+        self._encode = torch.compile(encode_packed, *args, **options)
+
+    def open_session(self, pixels: Tensor) -> ways.Session:
+        """Compute once what does not depend on the coalition."""
+        adapter = self.adapter
+        if self.removal == "attention":
+            if self.evaluation == "packed":
+                return ways.AttentionSession(adapter, pixels, self._encode)
+            return (ways.FullLengthSession if self.evaluation == "full" else ways.ExplicitSession)(adapter, pixels)
+        if self.removal == "random":
+            if self.reference is None:
+                raise ValueError('removal="random" needs reference=, a batch of images to take patches from')
+            return ways.RandomSession(adapter, pixels, self.reference)
+        sessions = {
+            "softmax": ways.SoftmaxSession,
+            "embeddings": ways.EmbeddingsSession,
+            "pixels": ways.PixelsSession,
+        }
+        return sessions[self.removal](adapter, pixels)
+
+    def run_session(self, session: ways.Session, coalitions: Coalitions, players: Players) -> Tensor:
+        """Logits ``[B, S, K]``, in chunks that fit into memory."""
+        budget = self.max_tokens or token_budget(session.bytes_per_token, coalitions.device)
+        return evaluate_rows(session, coalitions, players, budget, self._shrink)
+
+    def _shrink(self, budget: int) -> None:
+        self.max_tokens = budget
+
+    def _players(self, players: PlayersLike | None, batch: int) -> Players:
+        who = self.players if players is None else resolve(players, self.grid)
+        if who.per_image and who.labels.shape[0] != batch:
+            raise ValueError(f"players are given for {who.labels.shape[0]} images, but there are {batch}")
+        return who
+
+    def _check_pixels(self, pixels: Tensor) -> None:
+        device, dtype = net_device_dtype(self.net)
+        expected = [self.adapter.channels, *self.image_size]
+        if pixels.ndim != 4 or list(pixels.shape[1:]) != expected:
+            raise ValueError(f"images must be [B, {', '.join(map(str, expected))}], got {list(pixels.shape)}")
+        if len(pixels) == 0:
+            raise ValueError("there is no image: the batch is empty")
+        if pixels.dtype != dtype:
+            raise TypeError(f"images are {pixels.dtype}, the net is {dtype}; nothing is cast silently")
+        if pixels.device != device:
+            raise ValueError(f"images are on {pixels.device}, the net is on {device}; nothing is moved silently")
+        if not bool(torch.isfinite(pixels).all()):
+            raise ValueError("images contain pixels that are not finite (NaN or infinity)")

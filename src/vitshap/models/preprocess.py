@@ -1,0 +1,122 @@
+"""From a photo to the tensor that a net wants: resize, crop, scale, normalise, and where the crop lies in the photo.
+
+Written on PIL and numpy alone, so that it works where torchvision does not (beside a CPU-only torch), and so that
+explanations can be drawn back onto the original image (``box``). Results equal timm's own transform pixel by pixel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+_RESAMPLE = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """Resize so that the image covers ``resize``, cut ``size`` out of the centre, scale to 0..1, normalise."""
+
+    size: tuple[int, int]
+    """Height and width that the net takes."""
+    resize: tuple[int, int]
+    """Height and width that the image is resized to cover (or squashed to)."""
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str = "bicubic"
+    squash: bool = False
+    """Resize to exactly ``resize``, giving up the aspect ratio."""
+
+    def __post_init__(self) -> None:
+        if self.interpolation not in _RESAMPLE:
+            raise ValueError(f"interpolation is one of {sorted(_RESAMPLE)}, got {self.interpolation!r}")
+        if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
+            raise ValueError(f"mean and std have 1 or 3 channels, got {len(self.mean)} and {len(self.std)}")
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """Pixels ``[C, H, W]``, float32."""
+        image = ImageOps.exif_transpose(image).convert("L" if len(self.mean) == 1 else "RGB")
+        height, width = self._resized(image.height, image.width)
+        image = image.resize((width, height), _RESAMPLE[self.interpolation])
+        top, left = self._corner(height, width)
+        image = image.crop((left, top, left + self.size[1], top + self.size[0]))
+        pixels = torch.from_numpy(np.array(image, dtype=np.uint8)).view(*self.size, len(self.mean)).permute(2, 0, 1)
+        mean, std = torch.tensor(self.mean).view(-1, 1, 1), torch.tensor(self.std).view(-1, 1, 1)
+        return (pixels.float() / 255 - mean) / std
+
+    def box(self, image: Image.Image) -> tuple[float, float, float, float]:
+        """Left, top, right and bottom of the net's view, in pixels of the (upright) image."""
+        image = ImageOps.exif_transpose(image)
+        height, width = self._resized(image.height, image.width)
+        top, left = self._corner(height, width)
+        across, down = image.width / width, image.height / height
+        return left * across, top * down, (left + self.size[1]) * across, (top + self.size[0]) * down
+
+    def denormalised(self, pixels: Tensor) -> Tensor:
+        """Undo the normalisation: pixels in 0..1 for drawing."""
+        shape = (-1, 1, 1)
+        mean, std = pixels.new_tensor(self.mean).view(shape), pixels.new_tensor(self.std).view(shape)
+        return (pixels * std + mean).clamp(0, 1)
+
+    def _resized(self, height: int, width: int) -> tuple[int, int]:
+        if self.squash:
+            return self.resize
+        # int(), not round(): what torchvision's Resize does to the longer side
+        if self.resize[0] * width <= self.resize[1] * height:
+            return int(self.resize[1] * height / width), self.resize[1]
+        return self.resize[0], int(self.resize[0] * width / height)
+
+    def _corner(self, height: int, width: int) -> tuple[int, int]:
+        return round((height - self.size[0]) / 2), round((width - self.size[1]) / 2)
+
+    @classmethod
+    def from_timm(cls, net: Any, size: tuple[int, int]) -> Preprocess | None:
+        """What timm's data configuration of this net says."""
+        from timm.data import resolve_model_data_config
+
+        config = resolve_model_data_config(net)
+        if config["crop_mode"] not in ("center", "squash") or config["interpolation"] not in _RESAMPLE:
+            return None
+        resize = (math.floor(size[0] / config["crop_pct"]), math.floor(size[1] / config["crop_pct"]))
+        mean, std = tuple(config["mean"]), tuple(config["std"])
+        return cls(size, resize, mean, std, config["interpolation"], config["crop_mode"] == "squash")
+
+    @classmethod
+    def from_image_processor(cls, processor: Any, size: tuple[int, int]) -> Preprocess:
+        """What a transformers image processor says."""
+        wanted = dict(processor.size)
+        crops = bool(getattr(processor, "do_center_crop", False))
+        squash = "shortest_edge" not in wanted
+        resize = (wanted["height"], wanted["width"]) if squash else (wanted["shortest_edge"],) * 2
+        crop = dict(processor.crop_size) if crops else {"height": resize[0], "width": resize[1]}
+        if (crop["height"], crop["width"]) != size:
+            raise ValueError(f"the image processor makes images of {crop}, the net takes {size[0]} x {size[1]}")
+        name = Image.Resampling(int(processor.resample)).name.lower()
+        mean, std = (tuple(v) for v in (processor.image_mean, processor.image_std))
+        if not getattr(processor, "do_normalize", True):
+            mean, std = (0.0,) * len(mean), (1.0,) * len(std)
+        return cls(size, resize, mean, std, name, squash)
+
+
+def open_image(source: str | PathLike[str] | Image.Image) -> Image.Image:
+    """A PIL image from a path, or the image itself."""
+    return source if isinstance(source, Image.Image) else Image.open(source)
+
+
+def is_photo(source: object) -> bool:
+    """Whether this is a PIL image or a path, or a sequence of them, and so needs preprocessing."""
+    if isinstance(source, Image.Image | str | PathLike):
+        return True
+    return isinstance(source, Sequence) and len(source) > 0 and all(is_photo(item) for item in source)

@@ -1,0 +1,227 @@
+"""Every way to withhold a patch, under one name each and behind one call.
+
+A way to withhold is a ``Session``: opened on a batch of images (so that what can be computed once per image is), it
+turns rows (which patches of which image to keep) into logits.
+
+==============  =========================================================================================
+``attention``   withheld tokens are kept out of attention in every layer: the same as dropping them
+``softmax``     attention weights of withheld tokens are zeroed after the softmax
+``pixels``      withheld pixels are set to zero in the net's (normalised) input; works with any net
+``embeddings``  withheld patch embeddings are set to zero before positions are added
+``random``      withheld patches are replaced by patches at the same place in images of a reference batch
+==============  =========================================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol, TypeAlias, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitshap.models.attention import (
+    AttentionOverride,
+    KeysOnly,
+    KeysOnlyExplicit,
+    ZeroAfterSoftmax,
+    has_variable_length,
+)
+from vitshap.models.base import Adapter
+from vitshap.models.packed import EncodePacked, Rows, encode_packed, run_bucket, run_packed
+
+Removal: TypeAlias = Literal["attention", "softmax", "pixels", "embeddings", "random"]
+REMOVALS: tuple[str, ...] = get_args(Removal)
+NEEDS_NO_MASK = ("pixels", "random")
+"""Ways that only change the input, and so work with any net."""
+
+
+class Session(Protocol):
+    """A batch of images, ready to be asked about subsets of their patches."""
+
+    @property
+    def sort_by_length(self) -> bool:
+        """Whether rows of similar length should be run together."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """A rough upper bound of what inference holds in memory for each token."""
+
+    def lengths(self, keep: Tensor) -> Tensor:
+        """Tokens that each row costs, int64 ``[n]``."""
+
+    def run(self, rows: Rows) -> Tensor:
+        """Logits ``[n, K]``."""
+
+
+class AttentionSession:
+    """Withheld tokens are not computed: packed end to end where the device can, else in buckets of similar size."""
+
+    def __init__(self, adapter: Adapter, images: Tensor, encode: EncodePacked = encode_packed) -> None:
+        self.adapter, self.encode = adapter, encode
+        self.table = adapter.embed(images)  # [B, P + N, D]
+
+    @property
+    def packs(self) -> bool:
+        """Whether tokens are packed end to end; asked at every run, for autocast may have been switched since."""
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else self.table.dtype
+        return has_variable_length(self.table.device, dtype) and not self.adapter.has_bias
+
+    @property
+    def sort_by_length(self) -> bool:
+        return not self.packs
+
+    @property
+    def bytes_per_token(self) -> int:
+        return _block_bytes(self.table)
+
+    def lengths(self, keep: Tensor) -> Tensor:
+        return keep.sum(1) + self.adapter.prefix
+
+    def run(self, rows: Rows) -> Tensor:
+        if self.packs:
+            return run_packed(self.adapter, self.table, rows, self.encode)
+        return run_bucket(self.adapter, self.table, rows)
+
+
+class FullLengthSession:
+    """Every token is computed and withheld ones are masked: the reference for ``AttentionSession``, and the costly way."""
+
+    sort_by_length = False
+    attend: type[KeysOnly] = KeysOnly
+
+    def __init__(self, adapter: Adapter, images: Tensor) -> None:
+        self.adapter = adapter
+        self.table = adapter.embed(images)  # [B, P + N, D]
+        self.positions = torch.arange(self.table.shape[1], device=images.device)[None]
+
+    @property
+    def bytes_per_token(self) -> int:
+        # Scores of every head to every token, a few times over; heads are rarely narrower than 64.
+        heads = -(-self.table.shape[2] // 64)
+        return _block_bytes(self.table) + 4 * heads * self.table.shape[1] * self.table.element_size()
+
+    def lengths(self, keep: Tensor) -> Tensor:
+        return torch.full((len(keep),), self.table.shape[1])
+
+    def run(self, rows: Rows) -> Tensor:
+        present = F.pad(rows.keep, (self.adapter.prefix, 0), value=True)
+        attend = self.attend(present, may_be_empty=self.adapter.prefix == 0)
+        return self.finish(AttentionOverride(attend), self.table[rows.image], present)
+
+    def finish(self, override: AttentionOverride, tokens: Tensor, present: Tensor) -> Tensor:
+        """Encode under this override and read out what is present."""
+        adapter = self.adapter
+        with override:
+            tokens = adapter.encode(tokens, self.positions)
+        if not adapter.reads_patches:
+            tokens, present = tokens[:, : adapter.prefix], present[:, : adapter.prefix]
+        return adapter.readout(tokens, present)
+
+
+class ExplicitSession(FullLengthSession):
+    """The same with the mask written into the scores, as the paper describes it and its authors did it."""
+
+    attend = KeysOnlyExplicit
+
+
+class SoftmaxSession(FullLengthSession):
+    """Withheld tokens are computed, and lose their attention weight after the softmax."""
+
+    def run(self, rows: Rows) -> Tensor:
+        present = F.pad(rows.keep, (self.adapter.prefix, 0), value=True)
+        return self.finish(AttentionOverride(ZeroAfterSoftmax(present)), self.table[rows.image], present)
+
+
+class EmbeddingsSession(FullLengthSession):
+    """Withheld patches have the embedding zero, plus their position."""
+
+    def __init__(self, adapter: Adapter, images: Tensor) -> None:
+        super().__init__(adapter, images)
+        handle = adapter.patch_embedding.register_forward_hook(lambda module, args, output: torch.zeros_like(output))
+        try:
+            # After the patch embedding every step is token by token, so one blank image serves all.
+            self.blank = adapter.embed(images[:1])
+        finally:
+            handle.remove()
+
+    def run(self, rows: Rows) -> Tensor:
+        present = F.pad(rows.keep, (self.adapter.prefix, 0), value=True)
+        tokens = torch.where(present[..., None], self.table[rows.image], self.blank)
+        everything = torch.ones_like(present)
+        return self.finish(AttentionOverride(KeysOnly(None)), tokens, everything)
+
+
+class PixelsSession:
+    """Withheld pixels are zero in the net's input."""
+
+    sort_by_length = False
+
+    def __init__(self, adapter: Adapter, images: Tensor) -> None:
+        self.adapter, self.images = adapter, images
+
+    @property
+    def bytes_per_token(self) -> int:
+        # The net is not known from here: as many bytes as a wide ViT needs, and the pixels three times.
+        tokens = self.adapter.grid[0] * self.adapter.grid[1]
+        return self.images.element_size() * (16 * 1024 + 3 * self.images[0].numel() // tokens)
+
+    def lengths(self, keep: Tensor) -> Tensor:
+        return torch.full((len(keep),), keep.shape[1] + self.adapter.prefix)
+
+    def run(self, rows: Rows) -> Tensor:
+        return self.adapter.predict(self.replaced(rows, torch.zeros((), dtype=self.images.dtype, device=rows.keep.device)))
+
+    def replaced(self, rows: Rows, instead: Tensor) -> Tensor:
+        """The rows' images with withheld pixels taken from ``instead``."""
+        height, width = self.images.shape[-2:]
+        down, across = self.adapter.grid
+        kept = rows.keep.view(-1, 1, down, across)
+        kept = kept.repeat_interleave(height // down, 2).repeat_interleave(width // across, 3)
+        return torch.where(kept, self.images[rows.image], instead)
+
+
+class RandomSession(PixelsSession):
+    """Withheld patches come from images of a reference batch.
+
+    Which reference image fills which patch is a hash of the image's pixels, the coalition and the patch: the same
+    question always gets the same answer, whatever else is in the batch.
+    """
+
+    def __init__(self, adapter: Adapter, images: Tensor, reference: Tensor) -> None:
+        super().__init__(adapter, images)
+        self.reference = reference
+        pixels = images.detach().to(torch.float32).contiguous().view(torch.int32).flatten(1).to(torch.int64)
+        self.image_hash = (pixels * _odd_numbers(pixels.shape[1], images.device)).sum(1)
+
+    def run(self, rows: Rows) -> Tensor:
+        patches = rows.keep.shape[1]
+        coalition_hash = (rows.keep * _odd_numbers(patches, rows.keep.device)).sum(1)
+        seed = _mixed(self.image_hash[rows.image] + _mixed(coalition_hash))  # [n]
+        choice = _mixed(seed[:, None] + torch.arange(patches, device=seed.device)) % len(self.reference)  # [n, N]
+        height, width = self.images.shape[-2:]
+        down, across = self.adapter.grid
+        choice = choice.view(-1, 1, down, across)
+        choice = choice.repeat_interleave(height // down, 2).repeat_interleave(width // across, 3)
+        # [n, C, H, W]: at each pixel, that pixel of the chosen reference image
+        channel = torch.arange(self.images.shape[1], device=seed.device)[None, :, None, None]
+        y = torch.arange(height, device=seed.device)[None, None, :, None]
+        x = torch.arange(width, device=seed.device)[None, None, None, :]
+        return self.adapter.predict(self.replaced(rows, self.reference[choice, channel, y, x]))
+
+
+def _block_bytes(table: Tensor) -> int:
+    """Bytes per token within a block: about 16 arrays of a token's width (input, residual, qkv, hidden layer twice)."""
+    return 16 * table.shape[-1] * table.element_size()
+
+
+def _odd_numbers(n: int, device: torch.device) -> Tensor:
+    """Fixed pseudo-random odd multipliers for hashing."""
+    return _mixed(torch.arange(1, n + 1, device=device)) | 1
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Scramble the bits of int64 numbers (a multiply-and-shift mixer); the result is not negative."""
+    for multiplier in (-4658895280553007687, -7723592293110705685):
+        x = (x ^ (x >> 31)) * multiplier
+    return (x ^ (x >> 29)) & (2**63 - 1)

@@ -1,0 +1,148 @@
+"""timm's plain vision transformers: ViT, DeiT (plain, distilled), DeiT3, CLIP, DINOv2, SigLIP, EVA and its kin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitshap.models.attention import AttentionOverride, KeysOnly
+from vitshap.models.base import Adapter, CannotMask, attributes_set, masked_max, masked_mean, pair
+from vitshap.models.preprocess import Preprocess
+
+
+def adapter_for(net: Any, image_size: tuple[int, int] | None) -> Adapter:
+    """The adapter for a timm net, or ``CannotMask``."""
+    from timm.models.eva import Eva
+    from timm.models.vision_transformer import VisionTransformer
+
+    if isinstance(net, Eva):
+        return TimmEva(net, image_size)
+    if isinstance(net, VisionTransformer):
+        return TimmViT(net, image_size)
+    raise CannotMask(net, "it is not a plain vision transformer, so its layers mix patches before or besides attention")
+
+
+class TimmViT(Adapter):
+    """``timm.models.vision_transformer.VisionTransformer`` and what is built from it."""
+
+    def __init__(self, net: Any, image_size: tuple[int, int] | None) -> None:
+        from timm.layers import PatchEmbed
+
+        self.net = self._net = net
+        embedding = net.patch_embed
+        if not isinstance(embedding, PatchEmbed):
+            raise CannotMask(net, f"its stem ({type(embedding).__name__}) mixes neighbouring patches by convolution")
+        self.image_size = image_size or pair(embedding.img_size)
+        patch = pair(embedding.patch_size)
+        if self.image_size != pair(embedding.img_size) and not net.dynamic_img_size:
+            raise ValueError(
+                f"this net takes images of {pair(embedding.img_size)}, not {self.image_size}: "
+                "create it with img_size=... or dynamic_img_size=True"
+            )
+        if any(side % step for side, step in zip(self.image_size, patch, strict=True)):
+            raise ValueError(f"images of {self.image_size} do not divide into patches of {patch}")
+        self.grid = (self.image_size[0] // patch[0], self.image_size[1] // patch[1])
+        self.prefix = net.num_prefix_tokens
+        self.channels = embedding.proj.in_channels
+        self.num_classes = net.num_classes
+        self._check_pooling()
+        if getattr(getattr(net, "patch_drop", None), "prob", 0) > 0:
+            raise CannotMask(net, "it drops patches at random itself (patch_drop_rate); create it without")
+
+    def _check_pooling(self) -> None:
+        net = self._net
+        self.distilled = hasattr(net, "head_dist")
+        pool = "token" if self.distilled else net.global_pool
+        self.reads_patches = pool != "token"
+        if net.num_classes == 0 or not pool:
+            raise CannotMask(net, "it has no classification head (num_classes=0 or no pooling)")
+        if pool not in ("token", "avg", "max", "avgmax", "map"):
+            raise CannotMask(net, f'it is not known how to restrict its pooling "{pool}" to kept patches')
+        if pool == "map" and getattr(net.attn_pool, "pos_embed", None) is not None:
+            raise CannotMask(net, "its attention pooling adds positions of its own")
+        self.pool: str = pool
+
+    @property
+    def patch_embedding(self) -> nn.Module:
+        module: nn.Module = self._net.patch_embed
+        return module
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        return list(self._net.blocks)
+
+    def embed(self, images: Tensor) -> Tensor:
+        tokens: Tensor = self._net.norm_pre(self._net._pos_embed(self._net.patch_embed(images)))
+        return tokens
+
+    def encode(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        for block in self._net.blocks:
+            tokens = block(tokens)
+        return tokens
+
+    def readout(self, tokens: Tensor, valid: Tensor) -> Tensor:
+        net = self._net
+        tokens = net.norm(tokens)
+        if self.reads_patches:
+            tokens = self._pooled(tokens, valid)
+        else:
+            tokens = net.forward_head(tokens)
+        return tokens
+
+    def _pooled(self, tokens: Tensor, valid: Tensor) -> Tensor:
+        """timm's own head, given kept tokens alone: by a key mask, or as one token that is their mean."""
+        net, with_prefix = self._net, getattr(self._net, "pool_include_prefix", self.pool == "map")
+        start = 0 if with_prefix else self.prefix
+        patches, kept = tokens[:, start:], valid[:, start:]
+        if self.pool == "map":
+            with AttentionOverride(KeysOnly(kept, may_be_empty=True)):
+                logits: Tensor = net.forward_head(tokens)
+            return logits
+        mean, highest = masked_mean(patches, kept), masked_max(patches, kept)
+        pooled = {"avg": mean, "max": highest, "avgmax": (mean + highest) / 2}[self.pool]
+        # Any of timm's poolings of equal tokens gives that token.
+        logits = net.forward_head(pooled[:, None].expand(-1, self.prefix + 1, -1))
+        return logits
+
+    def preprocess(self) -> Preprocess | None:
+        return Preprocess.from_timm(self._net, self.image_size)
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        unfused = [m for m in self._net.modules() if getattr(m, "fused_attn", True) is False]
+        with attributes_set([(module, "fused_attn", True) for module in unfused]):
+            yield
+
+
+class TimmEva(TimmViT):
+    """``timm.models.eva.Eva``: rotary positions, which follow each kept token to where it is packed."""
+
+    def embed(self, images: Tensor) -> Tensor:
+        tokens, _ = self._net._pos_embed(self._net.patch_embed(images))
+        tokens = self._net.norm_pre(tokens)
+        return tokens  # type: ignore[no-any-return]
+
+    def encode(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        rotations = self._rotations(positions)
+        for i, block in enumerate(self._net.blocks):
+            tokens = block(tokens, rope=rotations if rotations is None or rotations.ndim == 4 else rotations[i])
+        return tokens
+
+    def _rotations(self, positions: Tensor) -> Tensor | None:
+        """Rotation of each token but the first ``prefix``: ``[n, 1 or H, L - prefix, c]``, by layer if layers differ."""
+        rope = self._net.rope
+        if rope is None:
+            return None
+        table: Tensor = rope.get_embed(shape=self.grid) if self._net.dynamic_img_size else rope.get_embed()
+        # Prefix tokens are not rotated: sine 0, cosine 1 (timm stores sines first, then cosines).
+        half = table.shape[-1] // 2
+        still = table.new_zeros(*table.shape[:-2], self.prefix, table.shape[-1])
+        still[..., half:] = 1
+        rows = torch.cat([still, table], dim=-2)[..., positions[:, self.prefix :], :]
+        if table.ndim == 2:  # [n, L, c]
+            return rows.unsqueeze(1)
+        return rows.transpose(1, 2)  # mixed mode, [depth, H, n, L, c] -> [depth, n, H, L, c]
