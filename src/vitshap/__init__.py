@@ -1,0 +1,24 @@
+"""Which parts of an image drive a vision transformer's prediction: Shapley values, and how good they are."""
+
+from vitshap import coalitions, metrics, players
+from vitshap._version import __version__
+from vitshap.explanation import Explanation
+from vitshap.game import Game
+from vitshap.methods import method, methods, register
+from vitshap.models import CannotMask, MaskedModel, Preprocess, wrap
+
+__all__ = [
+    "CannotMask",
+    "Explanation",
+    "Game",
+    "MaskedModel",
+    "Preprocess",
+    "__version__",
+    "coalitions",
+    "method",
+    "methods",
+    "metrics",
+    "players",
+    "register",
+    "wrap",
+]

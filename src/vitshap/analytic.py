@@ -19,7 +19,9 @@ class AnalyticGame(Game):
     def __init__(self, value: Callable[[Coalitions], Tensor], shapley_values: Tensor, /) -> None:
         """``shapley_values``: float64 ``[B, d, K]``; ``value`` takes bool ``[B, S, d]``."""
         batch, players, outputs = shapley_values.shape
-        super().__init__(value, num_players=players, num_outputs=outputs, batch_size=batch, device=shapley_values.device)
+        super().__init__(
+            value, num_players=players, num_outputs=outputs, batch_size=batch, device=shapley_values.device
+        )
         self.shapley_values = shapley_values
 
 
@@ -65,7 +67,14 @@ def _glove_share(own: int, other: int) -> Fraction:
 
 
 def random_unanimity(
-    d: int, /, *, terms: int = 50, batch_size: int = 1, num_outputs: int = 1, seed: int = 0, largest: int | None = None
+    d: int,
+    /,
+    *,
+    terms: int = 50,
+    batch_size: int = 1,
+    num_outputs: int = 1,
+    seed: int = 0,
+    largest: int | None = None,
 ) -> AnalyticGame:
     """A random weighted sum of unanimity games: v(s) = sum of c_T over the sets T contained in s.
 

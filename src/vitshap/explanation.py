@@ -232,7 +232,7 @@ class Explanation:
             raise ValueError(f"{path} is damaged: its header cannot be read") from error
         if version != FORMAT_VERSION:
             raise ValueError(f"{path} has format version {version}; this vitshap reads {FORMAT_VERSION}")
-        if plain.get("class_names") is not None:
+        if isinstance(plain.get("class_names"), list):  # JSON has no tuples
             plain["class_names"] = tuple(plain["class_names"])
         try:
             return cls(**{**plain, **tensors})
@@ -265,7 +265,7 @@ class Explanation:
 
     def _caption(self, target: ClassLike | None) -> str:
         index = int(self.classes[0, self._columns(target)[0]])
-        symbol = "p = " if self.unit == "probability" else ""
+        symbol = "p=" if self.unit == "probability" else ""
         return f"{self._name(index)} ({symbol}{float(self.prediction[0, index]):.3g})"
 
 
@@ -315,9 +315,7 @@ def _check_tensors(e: Explanation) -> None:
         if tensor.dtype != dtype:
             raise ValueError(f"{name} must be {dtype}, got {tensor.dtype}")
         expected = [sizes.get(axis) for axis in axes]
-        if tensor.ndim != len(axes) or any(
-            b not in (None, a) for a, b in zip(tensor.shape, expected, strict=True)
-        ):
+        if tensor.ndim != len(axes) or any(b not in (None, a) for a, b in zip(tensor.shape, expected, strict=True)):
             known = ", ".join(f"{axis} = {sizes[axis]}" for axis in axes if axis in sizes)
             raise ValueError(f"{name} must be [{', '.join(axes)}] with {known}, got {list(tensor.shape)}")
         sizes.update(zip(axes, tensor.shape, strict=True))
@@ -347,7 +345,7 @@ def _check_players(e: Explanation) -> None:
     if len(nowhere):
         image, player = nowhere[0].tolist()
         raise ValueError(f"player {player} has no token in image {image}: player_mask must leave it out")
-    if bool((e.values * ~mask[..., None]).any()):
+    if bool(e.values.masked_fill(mask[..., None], 0).any()):
         raise ValueError("values must be 0 for the players that player_mask leaves out")
 
 

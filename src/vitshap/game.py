@@ -64,14 +64,19 @@ class Game:
         return values if targets is None else _take(values, targets)
 
     def stream(
-        self, coalitions: Coalitions | Iterable[Coalitions], /, targets: Tensor | None = None, *, chunk: int = 4096
+        self,
+        coalitions: Coalitions | Iterable[Coalitions],
+        /,
+        targets: Tensor | None = None,
+        *,
+        chunk: int = 4096,
     ) -> Iterator[Tensor]:
         """Values chunk by chunk, so that neither all coalitions nor all values need to exist at once.
 
         ``coalitions`` is a tensor (cut into chunks of ``chunk``) or any iterable of tensors (evaluated one by one).
         """
         if isinstance(coalitions, Tensor):
-            coalitions = coalitions.split(chunk, dim=-2)
+            coalitions = coalitions.split(chunk, dim=-2)  # type: ignore[no-untyped-call]
         for part in coalitions:
             yield self(part, targets)
 
@@ -105,7 +110,9 @@ class Game:
         if targets.ndim != 2 or targets.shape[0] != self.batch_size:
             raise ValueError(f"targets must be [B, T] with B = {self.batch_size}, got {list(targets.shape)}")
         if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < self.num_outputs:
-            raise ValueError(f"targets must be classes 0 to {self.num_outputs - 1}, got {targets.unique().tolist()[:8]}")
+            raise ValueError(
+                f"targets must be classes 0 to {self.num_outputs - 1}, got {targets.flatten().tolist()[:8]}"
+            )
 
 
 def check_coalitions(coalitions: Coalitions, num_players: int, device: torch.device) -> None:
@@ -115,7 +122,9 @@ def check_coalitions(coalitions: Coalitions, num_players: int, device: torch.dev
     if coalitions.dtype != torch.bool:
         raise TypeError(f"coalitions must be bool, got {coalitions.dtype}")
     if coalitions.ndim == 0 or coalitions.shape[-1] != num_players:
-        raise ValueError(f"coalitions must be over {num_players} players (last dimension), got {list(coalitions.shape)}")
+        raise ValueError(
+            f"coalitions must be over {num_players} players (last dimension), got {list(coalitions.shape)}"
+        )
     if coalitions.numel() == 0:
         raise ValueError(f"there is no coalition to evaluate: got shape {list(coalitions.shape)}")
     if not _same_device(coalitions.device, device):

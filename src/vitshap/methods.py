@@ -14,7 +14,7 @@ import importlib
 import inspect
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, cast
@@ -59,7 +59,13 @@ class ExplainableModel(Protocol):
     @property
     def unit(self) -> Literal["probability", "output"]: ...
     def prepare(self, images: Any, /) -> PreparedImages: ...
-    def game(self, images: Any, /, players: PlayersLike | None = None) -> Game: ...
+    def game(self, images: Any, /, *, players: PlayersLike | None = None) -> Game: ...
+
+
+class Explains(Protocol):
+    """What a registered method gives for a model: every ``Method`` does."""
+
+    def __call__(self, images: Any, /, target: Target = None) -> Explanation: ...
 
 
 class Attribution(NamedTuple):
@@ -88,21 +94,32 @@ class Method(ABC):
 
     @abstractmethod
     def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
-        """Values of the game's players for the classes ``targets`` (int64 ``[B, T]``, on the game's device)."""
+        """Values of the game's players for ``targets`` (classes, int64 ``[B, T]`` on the game's device)."""
 
     def __call__(self, images: Any, /, target: Target = None) -> Explanation:
-        """Explain images: a tensor as the net takes it, or PIL images or paths."""
+        """Explain images: a tensor as the net takes it, or PIL images or paths.
+
+        ``seconds`` run from prepared images to values: reading files is no part of a method.
+        """
+        prepared = self.model.prepare(images)
+        start = _now(prepared.pixels.device)
+        game = self.model.game(prepared.pixels, players=self.players)
+        targets = resolve_target(target, game.grand, self.model.class_names)
+        attribution = self.compute(game, prepared.pixels, targets)
+        if self.additive:
+            _ = game.null  # base_values are part of the answer: their time counts
         return explain_game(
-            self.model,
-            images,
-            target,
-            self.compute,
+            game,
+            attribution,
+            targets,
             method=self.name,
             additive=self.additive,
-            unit=self.unit,
+            unit=self.model.unit if self.unit is None else self.unit,
             class_specific=self.class_specific,
-            players=self.players,
             prediction_by=self.prediction_by,
+            class_names=self.model.class_names,
+            boxes=prepared.boxes,
+            seconds=(_now(prepared.pixels.device) - start) / game.batch_size,
         )
 
 
@@ -111,7 +128,7 @@ def methods() -> list[str]:
     return list(_TABLE)
 
 
-def method(name: str, model: ExplainableModel, /, **options: Any) -> Callable[..., Explanation]:
+def method(name: str, model: ExplainableModel, /, **options: Any) -> Explains:
     """The method of this name for this model; call it with images. Unknown options are a ``TypeError``."""
     if name not in _TABLE:
         raise ValueError(f'no method is named "{name}"{_nearest(name, methods())}')
@@ -121,7 +138,7 @@ def method(name: str, model: ExplainableModel, /, **options: Any) -> Callable[..
     for option in options:
         if option not in known:
             raise TypeError(f'{name} has no option "{option}"{_nearest(option, known)}')
-    return cast(Callable[..., Explanation], factory(model, **options))
+    return cast(Explains, factory(model, **options))
 
 
 def register(name: str, location: str, /) -> None:
@@ -135,44 +152,6 @@ def register(name: str, location: str, /) -> None:
 
 
 def explain_game(
-    model: ExplainableModel,
-    images: Any,
-    target: Target,
-    compute: Callable[[Game, Tensor, Tensor], Attribution],
-    /,
-    *,
-    method: str,
-    additive: bool,
-    unit: Unit | None = None,
-    class_specific: bool = True,
-    players: PlayersLike | None = None,
-    prediction_by: PredictionBy = "classifier",
-) -> Explanation:
-    """Explain images by ``compute(game, pixels, targets)``; ``Method.compute`` says what that returns.
-
-    ``seconds`` are those from the prepared images to the values: reading files is no part of a method.
-    """
-    prepared = model.prepare(images)
-    start = _now(prepared.pixels.device)
-    game = model.game(prepared.pixels, players=players)
-    targets = resolve_target(target, game.grand, model.class_names)
-    attribution = compute(game, prepared.pixels, targets)
-    return make_explanation(
-        game,
-        attribution,
-        targets,
-        method=method,
-        additive=additive,
-        unit=model.unit if unit is None else unit,
-        class_specific=class_specific,
-        prediction_by=prediction_by,
-        class_names=model.class_names,
-        boxes=prepared.boxes,
-        seconds=(_now(prepared.pixels.device) - start) / game.batch_size,
-    )
-
-
-def make_explanation(
     game: Game,
     attribution: Attribution,
     targets: Tensor,
@@ -187,20 +166,20 @@ def make_explanation(
     class_names: Sequence[str] | None = None,
     boxes: Tensor | None = None,
 ) -> Explanation:
-    """Assemble the result: classes ``targets`` int64 ``[B, T]``, values of players an image lacks set to 0."""
+    """The explanation made of a game and of the values computed for ``targets`` (int64 ``[B, T]``).
+
+    Values of players that an image lacks are set to 0.
+    """
     players = getattr(game, "players", None)
     if not isinstance(players, Players):
-        raise TypeError(
-            "the game must say who plays: it needs an attribute players, of vitshap.players.Players"
-        )
+        raise TypeError("the game must say who plays: it needs an attribute players, of vitshap.players.Players")
     mask = players.player_mask.expand(game.batch_size, -1).cpu()
-    values, stderr = (None if x is None else _result(x) * mask[..., None] for x in attribution)
-    if values is None:
-        raise TypeError(f"{method} computed no values")
+    absent = ~mask[..., None]
+    stderr = attribution.stderr
     targets = targets.cpu()
     return Explanation(
-        values=values,
-        stderr=stderr,
+        values=_result(attribution.values).masked_fill(absent, 0),
+        stderr=None if stderr is None else _result(stderr).masked_fill(absent, 0),
         classes=targets,
         additive=additive,
         base_values=_result(game.null).gather(1, targets) if additive else None,
@@ -235,9 +214,8 @@ def resolve_target(target: Target, prediction: Tensor, class_names: Sequence[str
     elif isinstance(target, list | tuple | range):
         listed = target
     else:
-        raise TypeError(
-            f'target is a class (number or name), a list of them, a tensor, "predicted" or None; got {target!r}'
-        )
+        kinds = 'a class (number or name), a list of them, a tensor, "predicted" or None'
+        raise TypeError(f"target is {kinds}; got {target!r}")
     if not listed:
         raise ValueError("target is an empty list: name at least one class, or give None for all")
     classes = [class_index(one, class_names, num_classes) for one in listed]

@@ -108,7 +108,9 @@ def from_labels(labels: Tensor, grid: Sequence[int]) -> Players:
         labels = labels[None]
     if tuple(labels.shape[1:]) != tuple(grid) or labels.shape[0] == 0:
         shape = " x ".join(map(str, grid))
-        raise ValueError(f"a label map has the shape of the grid ({shape}), one or one per image; got {list(labels.shape)}")
+        raise ValueError(
+            f"a label map has the shape of the grid ({shape}), one or one per image; got {list(labels.shape)}"
+        )
     if int(labels.min()) < -1:
         raise ValueError(f"labels are -1 (nobody) or a player's number; the smallest given is {int(labels.min())}")
     num_players = int(labels.max()) + 1

@@ -52,8 +52,9 @@ def heatmap(
 
     ``box`` says which part of the picture the map covers (default: all of it). NaN is left uncoloured.
     """
-    figure, (axes,) = _figure(1)
-    drawn = _draw_overlay(axes, heat, _shown(picture), box, symmetric_limit(heat), overlay_alpha)
+    shown = _shown(picture)
+    figure, (axes,) = _figure(1, heat if shown is None else shown)
+    drawn = _draw_overlay(axes, heat, shown, box, symmetric_limit(heat), overlay_alpha)
     _write_title(axes, title)
     _colour_bar(figure, drawn, axes, unit)
     return figure
@@ -74,7 +75,7 @@ def class_row(
         raise ValueError(f"one title per map is expected, got {len(titles)} titles for {len(heats)} maps")
     shown = _shown(picture)
     first = 0 if shown is None else 1
-    figure, panels = _figure(first + len(heats))
+    figure, panels = _figure(first + len(heats), heats[0] if shown is None else shown)
     if shown is not None:
         panels[0].imshow(shown)
         _write_title(panels[0], title)
@@ -125,7 +126,7 @@ def _rgb(pixels: NDArray[np.float64]) -> NDArray[np.float64]:
     if pixels.ndim == 2:
         pixels = pixels[..., None]
     if pixels.ndim != 3 or pixels.shape[2] not in (1, 3):
-        raise ValueError(f"a picture has 1 or 3 channels, got (height, width, channels) {list(pixels.shape)}")
+        raise ValueError(f"a picture has 1 or 3 channels, got [H, W, C] = {list(pixels.shape)}")
     return np.broadcast_to(pixels, (*pixels.shape[:2], 3))
 
 
@@ -133,11 +134,12 @@ def _shown(picture: Picture | None) -> NDArray[np.float64] | None:
     return None if picture is None else as_pixels(picture)
 
 
-def _figure(panels: int) -> tuple[Figure, list[Axes]]:
+def _figure(panels: int, content: NDArray[np.floating]) -> tuple[Figure, list[Axes]]:
+    """A row of panels of the content's shape, with room for the colour bar and two-line titles."""
     from matplotlib.figure import Figure
 
-    # the extra inch is the colour bar's
-    figure = Figure(figsize=(PANEL * panels + 1.0, PANEL + 0.5), dpi=120, layout="constrained")
+    height = PANEL * min(max(content.shape[0] / content.shape[1], 0.3), 3.0)
+    figure = Figure(figsize=(PANEL * panels + 1.0, height + 0.7), dpi=120, layout="constrained")
     row = figure.subplots(1, panels, squeeze=False)[0]
     for axes in row:
         axes.set_axis_off()
@@ -159,6 +161,14 @@ def _draw_overlay(
     rows, columns = heat.shape
     height, width = (rows, columns) if shown is None else shown.shape[:2]
     left, top, right, bottom = (0, 0, width, height) if box is None or shown is None else box
+    # A crop may reach a little over the edge (padding); one that lies elsewhere is of another picture.
+    seen = max(min(right, width) - max(left, 0), 0) * max(min(bottom, height) - max(top, 0), 0)
+    if seen < 0.5 * (right - left) * (bottom - top):
+        crop = ", ".join(f"{edge:g}" for edge in (left, top, right, bottom))
+        raise ValueError(
+            f"the map is of the crop ({crop}), not inside this picture of {width} x {height} pixels: "
+            "give the original image that was explained"
+        )
     if shown is not None:
         axes.imshow(shown, alpha=IMAGE_ALPHA, extent=(0, width, height, 0))
     drawn = axes.imshow(
@@ -183,6 +193,6 @@ def _write_title(axes: Axes, title: str) -> None:
 
 
 def _colour_bar(figure: Figure, drawn: ScalarMappable, axes: Axes, unit: str) -> None:
-    bar = figure.colorbar(drawn, ax=axes, shrink=0.85, pad=0.03)
+    bar = figure.colorbar(drawn, ax=axes, fraction=0.06, pad=0.03)
     bar.set_label(UNIT_LABELS.get(unit, unit), fontsize=9)
     bar.ax.tick_params(labelsize=8)

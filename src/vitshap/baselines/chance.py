@@ -1,4 +1,4 @@
-"""Random scores: the rival that every method must beat, and that shows what a metric gives for knowing nothing.
+"""Random scores: the rival every method must beat; it shows what a metric gives for knowing nothing.
 
 One score per player for all classes, because chance knows no class; metrics then need one path per image.
 """

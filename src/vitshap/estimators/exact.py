@@ -6,6 +6,7 @@ others. Both shares depend on the size alone, so one pass over the coalitions wi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import comb
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from vitshap.coalitions import all_coalitions
 from vitshap.estimators.estimate import Estimate, endpoints, without_absent
 from vitshap.game import Game
+from vitshap.methods import Attribution, Method, take_classes
 
 MOST_PLAYERS = 20
 
@@ -31,7 +33,7 @@ def exact(game: Game, /, *, batch: int = 4096) -> Estimate:
     # The two endpoints are remembered by the game: rows 0 and 2^d - 1 are not asked again.
     values = torch.zeros(game.batch_size, d, game.num_outputs, dtype=torch.float64, device=game.device)
     values += joined[d] * full[:, None] - left[0] * base[:, None]
-    for coalitions in all_coalitions(d)[1:-1].split(batch):
+    for coalitions in torch.split(all_coalitions(d)[1:-1], batch):
         members = coalitions.to(game.device)  # [S, d]
         size = members.sum(1)
         share = torch.where(members, joined[size][:, None], -left[size][:, None])  # [S, d]
@@ -49,3 +51,14 @@ def _shares(d: int, device: torch.device) -> tuple[Tensor, Tensor]:
         torch.tensor(joined, dtype=torch.float64, device=device),
         torch.tensor(left, dtype=torch.float64, device=device),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Exact(Method):
+    """Exact Shapley values of at most 20 players."""
+
+    name = "exact"
+    additive = True
+
+    def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
+        return Attribution(take_classes(exact(game).values, targets))

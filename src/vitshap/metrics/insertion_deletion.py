@@ -1,9 +1,9 @@
 """Insertion and deletion: how fast the explained class comes, or goes, with the players of largest value.
 
-Players are ranked once per image and class; a coalition on the path is then "rank below k" (insertion) or "rank
-k and above" (deletion), built chunk by chunk. The ends of a path are the empty and the full coalition, which
-the game remembers, and a map that is the same for every class has one path for all of them. Ties are broken at
-random: in the order of the players they would favour a corner of the image.
+Players are ranked once per image and class; a coalition on the path is then "rank below k" (insertion) or
+"rank k and above" (deletion), built chunk by chunk. The ends of a path are the empty and the full coalition,
+which the game remembers, and a map that is the same for every class has one path for all of them. Ties are
+broken at random: in the order of the players they would favour a corner of the image.
 """
 
 from __future__ import annotations
@@ -55,25 +55,19 @@ class Curve:
         return own
 
 
-def insertion(
-    surrogate: ExplainableModel, images: Any, explanation: Explanation, /, *, seed: int = 0
-) -> Curve:
+def insertion(surrogate: ExplainableModel, images: Any, explanation: Explanation, /, *, seed: int = 0) -> Curve:
     """Start from nothing and insert players in order of decreasing value; higher is better."""
     return _curve(surrogate, images, explanation, seed, insert=True)
 
 
-def deletion(
-    surrogate: ExplainableModel, images: Any, explanation: Explanation, /, *, seed: int = 0
-) -> Curve:
+def deletion(surrogate: ExplainableModel, images: Any, explanation: Explanation, /, *, seed: int = 0) -> Curve:
     """Start from everything and delete players in order of decreasing value; lower is better."""
     return _curve(surrogate, images, explanation, seed, insert=False)
 
 
-def _curve(
-    surrogate: ExplainableModel, images: Any, explanation: Explanation, seed: int, *, insert: bool
-) -> Curve:
+def _curve(surrogate: ExplainableModel, images: Any, explanation: Explanation, seed: int, *, insert: bool) -> Curve:
     pixels = surrogate.prepare(images).pixels
-    batch, d, explained = explanation.values.shape
+    batch, d, _ = explanation.values.shape
     if len(pixels) != batch:
         raise ValueError(f"the explanation is of {batch} images, but {len(pixels)} are given")
     if explanation.prediction.shape[1] != surrogate.num_classes:
@@ -84,19 +78,17 @@ def _curve(
     classes = explanation.classes.to(game.device)
     empty, full = (end.double().gather(1, classes)[..., None] for end in (game.null, game.grand))  # [B, T, 1]
     first, last = (empty, full) if insert else (full, empty)
-    points = torch.cat(
-        [first, _inner_points(game, ranks, classes, insert).expand(-1, explained, -1), last], 2
-    )
+    points = torch.cat([first, _inner_points(game, ranks, classes, insert), last], 2)
 
     if explanation.player_mask is None:
         count = torch.full((batch, 1), d)
     else:
         count = explanation.player_mask.sum(1, keepdim=True)
     step = torch.arange(d + 1).expand(batch, -1)
-    here = (step < count)[:, None], (step == count)[:, None]  # [B, 1, d + 1]
-    nothing = torch.tensor(torch.nan, dtype=torch.float64)
-    points = torch.where(here[0], points.cpu(), torch.where(here[1], last.cpu(), nothing))
-    fractions = torch.where(step <= count, step.double() / count, nothing)
+    # an image with fewer players than d reaches its last point earlier
+    points = points.cpu().where((step < count)[:, None], last.cpu())
+    points = points.masked_fill((step > count)[:, None], torch.nan)
+    fractions = (step.double() / count).masked_fill(step > count, torch.nan)
     return Curve(points, points.nanmean(2), fractions, explanation.classes)
 
 
@@ -123,15 +115,15 @@ def _inner_points(game: Game, ranks: Tensor, classes: Tensor, insert: bool) -> T
     jobs = torch.cartesian_prod(torch.arange(paths), torch.arange(1, d)).to(game.device).view(-1, 2)
     shared = paths < classes.shape[1]  # one path, read for all classes
     parts = []
-    for path, step in (job.unbind(1) for job in jobs.split(bounded_chunk(game)) if len(job)):
+    chunk = bounded_chunk(game)
+    for start in range(0, len(jobs), chunk):
+        path, step = jobs[start : start + chunk].unbind(1)
         inside = ranks[:, path] < step[:, None]  # [B, S, d]
         coalitions = inside if insert else ~inside
         if shared:
             parts.append(game(coalitions, classes).double().transpose(1, 2))  # [B, T, S]
         else:
-            parts.append(
-                game(coalitions).double().gather(2, classes[:, path, None]).transpose(1, 2)
-            )  # [B, 1, S]
+            parts.append(game(coalitions).double().gather(2, classes[:, path, None]).transpose(1, 2))  # [B, 1, S]
     if not parts:
         return torch.empty(batch, classes.shape[1], 0, dtype=torch.float64, device=game.device)
     return torch.cat(parts, 2).view(batch, classes.shape[1], d - 1)

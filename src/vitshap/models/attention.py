@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,9 @@ from torch.overrides import TorchFunctionMode
 class Attend(Protocol):
     """Attention of queries ``[n, H, Lq, c]`` over keys and values ``[n, H, Lk, c]``, with an optional additive bias."""
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float) -> Tensor:
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float
+    ) -> Tensor:
         """Return ``[n, H, Lq, c]``."""
 
 
@@ -33,7 +35,11 @@ class AttentionOverride(TorchFunctionMode):
         self.attend = attend
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
@@ -65,11 +71,15 @@ class AttentionOverride(TorchFunctionMode):
         call = _MULTI_HEAD.bind(*args, **kwargs).arguments
         x: Tensor = call["query"]  # [L, n, D]
         if x is not call["key"] or x is not call["value"] or call["bias_k"] is not None or call["add_zero_attn"]:
-            raise NotImplementedError('only plain self-attention can be masked here; removal="pixels" works with any net')
+            raise NotImplementedError(
+                'only plain self-attention can be masked here; removal="pixels" works with any net'
+            )
         length, n, width = x.shape
         heads: int = call["num_heads"]
         projected = F.linear(x, call["in_proj_weight"], call["in_proj_bias"])
-        q, k, v = (part.view(length, n, heads, width // heads).permute(1, 2, 0, 3) for part in projected.chunk(3, dim=-1))
+        q, k, v = (
+            part.view(length, n, heads, width // heads).permute(1, 2, 0, 3) for part in projected.chunk(3, dim=-1)
+        )
         dropout = call["dropout_p"] if call.get("training", True) else 0.0
         out = self.attend(q, k, v, call.get("attn_mask"), None, dropout)
         out = out.permute(2, 0, 1, 3).reshape(length, n, width)
@@ -91,7 +101,9 @@ class KeysOnly:
         self.positions = positions
         self.empty = ~valid.any(1)[:, None, None, None] if valid is not None and may_be_empty else None
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float) -> Tensor:
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float
+    ) -> Tensor:
         mask = self._mask(bias)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
         return out if self.empty is None else out.masked_fill(self.empty, 0)
@@ -110,7 +122,9 @@ class KeysOnly:
 class KeysOnlyExplicit(KeysOnly):
     """The same by the textbook: scores, minus infinity at withheld keys, softmax. The reference for the others."""
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float) -> Tensor:
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float
+    ) -> Tensor:
         scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
         mask = self._mask(bias)
         if mask is not None:
@@ -125,7 +139,9 @@ class ZeroAfterSoftmax:
     def __init__(self, valid: Tensor) -> None:
         self.valid = valid  # [n, L]
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float) -> Tensor:
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float
+    ) -> Tensor:
         scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
         if bias is not None:
             scores = scores + bias
@@ -140,7 +156,9 @@ class VariableLength:
         self.boundaries = boundaries  # int32 [n + 1], cumulative lengths
         self.longest = longest
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float) -> Tensor:
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float
+    ) -> Tensor:
         if bias is not None:
             raise NotImplementedError("variable-length attention takes no bias")
         from torch.nn.attention.varlen import varlen_attn
@@ -149,9 +167,9 @@ class VariableLength:
         if scale is not None and scale != q.shape[-1] ** -0.5:
             q = q * (scale * q.shape[-1] ** 0.5)  # older releases have no argument for the scale
         # [1, H, T, c] -> [T, H, c]; no copy: the kernel takes strides
-        packed = [x.squeeze(0).transpose(0, 1) for x in (q, k, v)]
-        out = varlen_attn(*packed, ends, ends, longest, longest)
-        return out.transpose(0, 1).unsqueeze(0)
+        q, k, v = (x.squeeze(0).transpose(0, 1) for x in (q, k, v))
+        out = varlen_attn(q, k, v, ends, ends, longest, longest)
+        return cast(Tensor, out).transpose(0, 1).unsqueeze(0)
 
 
 def has_variable_length(device: torch.device, dtype: torch.dtype) -> bool:

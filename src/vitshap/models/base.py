@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -112,11 +113,11 @@ def unwrapped(net: nn.Module) -> nn.Module:
     """The net inside ``torch.compile``, ``DataParallel`` and PEFT wrappers."""
     while True:
         if hasattr(net, "_orig_mod"):
-            net = net._orig_mod
+            net = cast(nn.Module, net._orig_mod)
         elif isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
             net = net.module
         elif type(net).__module__.startswith("peft.") and hasattr(net, "get_base_model"):
-            net = net.get_base_model()
+            net = cast(Any, net).get_base_model()
         else:
             return net
 
@@ -138,11 +139,13 @@ def masked_mean(tokens: Tensor, valid: Tensor) -> Tensor:
 
 def masked_max(tokens: Tensor, valid: Tensor) -> Tensor:
     """Maximum over valid tokens, ``[n, L, D] -> [n, D]``; the maximum over none is zero."""
-    lowest = tokens.masked_fill(~valid[..., None], float("-inf")).amax(1)
-    return lowest.masked_fill(~valid.any(1, keepdim=True), 0)
+    if tokens.shape[1] == 0:
+        return tokens.sum(1)
+    highest = tokens.masked_fill(~valid[..., None], float("-inf")).amax(1)
+    return highest.masked_fill(~valid.any(1, keepdim=True), 0)
 
 
-def pair(size: int | tuple[int, int] | list[int]) -> tuple[int, int]:
+def pair(size: int | Sequence[int]) -> tuple[int, int]:
     """(height, width) from one number or two."""
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
@@ -161,7 +164,7 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def attributes_set(changes: list[tuple[object, str, object]]) -> Iterator[None]:
+def attributes_set(changes: Sequence[tuple[object, str, object]]) -> Iterator[None]:
     """Set attributes (object, name, value) within; afterwards all have their former values."""
     former = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:

@@ -12,8 +12,9 @@ from vitshap.models.packed import Rows
 from vitshap.models.removal import Session
 from vitshap.players import Players
 
-ROWS_AT_ONCE = 1 << 16
-"""Rows whose masks and sizes exist at the same time, whatever their number in all."""
+ROWS_AT_ONCE = 1 << 15
+"""Rows whose masks and sizes exist at the same time, whatever their number in all. Variable-length attention takes
+no more than 65,535 sequences at once."""
 CUDA_TOKENS = 1 << 20
 CPU_TOKENS = 1 << 12
 """Larger chunks bring no more speed: these fill an H200, and a CPU's cache."""
@@ -55,9 +56,7 @@ def evaluate_rows(
     return result.view(batch, per_image, -1)
 
 
-def _evaluate_block(
-    session: Session, rows: Rows, budget: int, note: Callable[[int], None]
-) -> tuple[Tensor, int]:
+def _evaluate_block(session: Session, rows: Rows, budget: int, note: Callable[[int], None]) -> tuple[Tensor, int]:
     lengths = session.lengths(rows.keep).cpu()
     order = lengths.argsort(stable=True) if session.sort_by_length else None
     if order is not None:

@@ -95,7 +95,9 @@ class HuggingFaceViT(Adapter):
         # Eager attention cannot be overridden, and recomputing under gradient checkpointing would escape the override.
         modules = list(self._net.modules())
         configs = {id(m.config): m.config for m in modules if hasattr(m, "config")}.values()
-        changes = [(c, "_attn_implementation", "sdpa") for c in configs if c._attn_implementation != "sdpa"]
+        changes: list[tuple[object, str, object]] = [
+            (c, "_attn_implementation", "sdpa") for c in configs if c._attn_implementation != "sdpa"
+        ]
         changes += [
             (m, "gradient_checkpointing", False) for m in modules if getattr(m, "gradient_checkpointing", False)
         ]
@@ -146,7 +148,9 @@ class HuggingFaceBeit(HuggingFaceViT):
         self.has_bias = config.use_relative_position_bias or config.use_shared_relative_position_bias
         self.reads_patches = config.use_mean_pooling
         if self.resized and self.has_bias:
-            raise ValueError(f"this BEiT takes images of {pair(config.image_size)}: its position biases fit no other size")
+            raise ValueError(
+                f"this BEiT takes images of {pair(config.image_size)}: its position biases fit no other size"
+            )
 
     def encode(self, tokens: Tensor, positions: Tensor) -> Tensor:
         shared = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -194,7 +194,7 @@ class MaskedModel(nn.Module):
             if self.reference is None:
                 raise ValueError('removal="random" needs reference=, a batch of images to take patches from')
             return ways.RandomSession(adapter, pixels, self.reference)
-        sessions = {
+        sessions: dict[str, Callable[[Adapter, Tensor], ways.Session]] = {
             "softmax": ways.SoftmaxSession,
             "embeddings": ways.EmbeddingsSession,
             "pixels": ways.PixelsSession,

@@ -170,7 +170,9 @@ class PixelsSession:
         return torch.full((len(keep),), keep.shape[1] + self.adapter.prefix)
 
     def run(self, rows: Rows) -> Tensor:
-        return self.adapter.predict(self.replaced(rows, torch.zeros((), dtype=self.images.dtype, device=rows.keep.device)))
+        return self.adapter.predict(
+            self.replaced(rows, torch.zeros((), dtype=self.images.dtype, device=rows.keep.device))
+        )
 
     def replaced(self, rows: Rows, instead: Tensor) -> Tensor:
         """The rows' images with withheld pixels taken from ``instead``."""

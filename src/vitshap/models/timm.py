@@ -85,13 +85,9 @@ class TimmViT(Adapter):
         return tokens
 
     def readout(self, tokens: Tensor, valid: Tensor) -> Tensor:
-        net = self._net
-        tokens = net.norm(tokens)
-        if self.reads_patches:
-            tokens = self._pooled(tokens, valid)
-        else:
-            tokens = net.forward_head(tokens)
-        return tokens
+        tokens = self._net.norm(tokens)
+        logits: Tensor = self._pooled(tokens, valid) if self.reads_patches else self._net.forward_head(tokens)
+        return logits
 
     def _pooled(self, tokens: Tensor, valid: Tensor) -> Tensor:
         """timm's own head, given kept tokens alone: by a key mask, or as one token that is their mean."""
@@ -102,8 +98,12 @@ class TimmViT(Adapter):
             with AttentionOverride(KeysOnly(kept, may_be_empty=True)):
                 logits: Tensor = net.forward_head(tokens)
             return logits
-        mean, highest = masked_mean(patches, kept), masked_max(patches, kept)
-        pooled = {"avg": mean, "max": highest, "avgmax": (mean + highest) / 2}[self.pool]
+        if self.pool == "avg":
+            pooled = masked_mean(patches, kept)
+        elif self.pool == "max":
+            pooled = masked_max(patches, kept)
+        else:
+            pooled = (masked_mean(patches, kept) + masked_max(patches, kept)) / 2
         # Any of timm's poolings of equal tokens gives that token.
         logits = net.forward_head(pooled[:, None].expand(-1, self.prefix + 1, -1))
         return logits

@@ -1,0 +1,3 @@
+from vitshap.cli import main
+
+main()

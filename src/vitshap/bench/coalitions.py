@@ -1,0 +1,160 @@
+"""Evaluations of coalitions per second: full length against packed, in one run, beside the machine's limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from vitshap.bench.machine import Limits, limits, seconds, threads
+from vitshap.coalitions import shapley_kernel
+from vitshap.compat import make_torchvision_importable
+from vitshap.models import MaskedModel, wrap
+
+SIZES = {"tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12), "large": (1024, 24, 16)}
+"""Width, depth and heads of the usual vision transformers."""
+Arch = Literal["tiny", "small", "base", "large"]
+Library = Literal["timm", "transformers"]
+
+
+class Way(NamedTuple):
+    """One way to evaluate."""
+
+    name: str
+    evaluation: Literal["packed", "full", "explicit"]
+    dtype: torch.dtype
+    autocast: torch.dtype | None = None
+    compiled: bool = False
+
+
+class Measured(NamedTuple):
+    """One line of the table."""
+
+    way: str
+    threads: int | None
+    per_second: float
+    ratio: float
+    """To the first way of the same run and number of threads."""
+
+
+class Result(NamedTuple):
+    """All lines, and what the machine allows."""
+
+    lines: list[Measured]
+    limits: dict[int | None, Limits]
+    flop_limit: dict[int | None, float]
+    byte_limit: dict[int | None, float]
+
+
+def build_net(library: Library, arch: Arch, num_classes: int = 10) -> nn.Module:
+    """A plain ViT/16 for 224 x 224 images with random weights."""
+    width, depth, heads = SIZES[arch]
+    make_torchvision_importable()
+    net: nn.Module
+    if library == "timm":
+        import timm
+
+        net = timm.create_model(f"vit_{arch}_patch16_224", num_classes=num_classes)
+    else:
+        from transformers import ViTConfig, ViTForImageClassification
+
+        config = ViTConfig(
+            hidden_size=width,
+            num_hidden_layers=depth,
+            num_attention_heads=heads,
+            intermediate_size=4 * width,
+            num_labels=num_classes,
+        )
+        net = ViTForImageClassification(config)
+    return net.eval()
+
+
+def measure(
+    library: Library,
+    arch: Arch,
+    device: torch.device,
+    *,
+    coalitions: int,
+    images: int = 4,
+    compiled: bool = True,
+) -> Result:
+    """Time every way on the same coalitions from p_Sh, ``coalitions`` for each of ``images`` images."""
+    torch.manual_seed(0)
+    model = wrap(build_net(library, arch).to(device))
+    pixels = torch.randn(images, 3, 224, 224, device=device)
+    asked = shapley_kernel(model.num_players).sample(images * coalitions, device=device).view(images, coalitions, -1)
+    cuda = device.type == "cuda"
+    lines: list[Measured] = []
+    result = Result(lines, {}, {}, {})
+    for count in [None] if cuda else [1, 2]:
+        with threads(count) if count else nullcontext():
+            first = None
+            for way in _ways(cuda, compiled):
+                rate = images * coalitions / _time(model, way, pixels, asked)
+                first = first or rate
+                lines.append(Measured(way.name, count, rate, rate / first))
+            ceiling = limits(device)
+        result.limits[count] = ceiling
+        flops, moved = work_per_evaluation(arch, model.num_players, 2 if cuda else 4)
+        result.flop_limit[count] = ceiling.flops / flops
+        result.byte_limit[count] = ceiling.bytes / moved
+    return result
+
+
+def _ways(cuda: bool, compiled: bool) -> Iterator[Way]:
+    fast = torch.bfloat16 if cuda else torch.float32
+    half = torch.float16 if cuda else None
+    named = ", fp16 autocast" if cuda else ""
+    yield Way(f"full length, explicit mask{named}", "explicit", torch.float32, autocast=half)
+    yield Way("full length, fused attention with a mask", "full", fast)
+    yield Way("packed", "packed", fast)
+    if compiled and cuda:
+        yield Way("packed and compiled", "packed", fast, compiled=True)
+
+
+def _time(model: MaskedModel, way: Way, pixels: torch.Tensor, asked: torch.Tensor) -> float:
+    model.to(way.dtype)
+    pixels = pixels.to(way.dtype)
+    model.evaluation = way.evaluation
+    if way.compiled:
+        model.compile()
+    cast: Any = torch.autocast("cuda", way.autocast) if way.autocast else nullcontext()
+    with cast:
+        return seconds(lambda: model.game(pixels)(asked), pixels.device)
+
+
+def work_per_evaluation(arch: Arch, d: int, itemsize: int) -> tuple[float, float]:
+    """Operations and bytes that one coalition from p_Sh needs on average, kept tokens only.
+
+    Bytes: every matrix product and attention reads its inputs and writes its outputs once, everything else is fused
+    into them: 22 arrays of a token's width per block.
+    """
+    width, depth, _ = SIZES[arch]
+    chance = shapley_kernel(d).size_probabilities
+    tokens = torch.arange(d + 1, dtype=torch.float64) + 1
+    mean, square = float((chance * tokens).sum()), float((chance * tokens**2).sum())
+    flops = depth * (24 * width**2 * mean + 4 * width * square)
+    return flops, depth * 22 * width * itemsize * mean
+
+
+def measure_memory(library: Library, arch: Arch, device: torch.device, coalitions: int) -> dict[str, float]:
+    """Peak memory of many coalitions of one image beyond net, input and output, in MiB; CUDA only."""
+    if device.type != "cuda":
+        raise ValueError("peak memory is measured on a GPU: give --device cuda")
+    model = wrap(build_net(library, arch).to(device, torch.bfloat16))
+    pixels = torch.randn(1, 3, 224, 224, device=device, dtype=torch.bfloat16)
+    found: dict[str, float] = {}
+    for n in (coalitions // 10, coalitions):
+        asked = shapley_kernel(model.num_players).sample(n, device=device)[None]
+        game = model.game(pixels)
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        values = game(asked)
+        output = values.numel() * values.element_size()
+        found[f"{n:,} coalitions"] = (torch.cuda.max_memory_allocated(device) - before - output) / 2**20
+        del asked, game, values
+    return found

@@ -1,0 +1,132 @@
+"""The command. Each subcommand imports what it needs when it runs, so that ``vitshap --help`` is quick."""
+
+from __future__ import annotations
+
+import os
+
+# Two OpenMP threads that spin beside another job are far slower than threads that sleep; read when torch loads.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(
+    name="vitshap",
+    help="Which parts of an image drive a vision transformer's prediction.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+bench = typer.Typer(help="Measure speed, as ratios within one run.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+console = Console()
+
+
+class ArchName(StrEnum):
+    """Sizes of plain vision transformers."""
+
+    tiny = "tiny"
+    small = "small"
+    base = "base"
+    large = "large"
+
+
+class LibraryName(StrEnum):
+    """Where the net comes from."""
+
+    timm = "timm"
+    transformers = "transformers"
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        from vitshap._version import __version__
+
+        console.print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for pictures and values.")] = Path("demo-output"),
+) -> None:
+    """Train a small ViT on digits, evaluate all its coalitions, draw exact Shapley values."""
+    from vitshap.demo import run
+
+    run(out, console)
+
+
+@bench.command("coalitions")
+def bench_coalitions(
+    arch: Annotated[ArchName, typer.Option(help="Size of the net.")] = ArchName.tiny,
+    library: Annotated[LibraryName, typer.Option(help="Library of the net.")] = LibraryName.transformers,
+    device: Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")] = "auto",
+    coalitions: Annotated[int, typer.Option(min=0, help="Per image; 0: as many as suit the device.")] = 0,
+    compiled: Annotated[bool, typer.Option(help="Also time packed and compiled (GPU).")] = True,
+    out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
+) -> None:
+    """Evaluations per second: full length with an explicit mask, fused, packed, packed and compiled."""
+    from vitshap.bench import coalitions as measuring
+    from vitshap.bench.machine import describe
+
+    where = _device(device)
+    n = coalitions or (8192 if where.type == "cuda" else 32)
+    result = measuring.measure(library.value, arch.value, where, coalitions=n, compiled=compiled)
+    table = Table(title=f"{library} ViT-{arch}, {describe(where)}", title_justify="left")
+    for heading in ("way", "threads", "evaluations/s", "ratio"):
+        table.add_column(heading, justify="left" if heading == "way" else "right")
+    for line in result.lines:
+        table.add_row(line.way, str(line.threads or ""), f"{line.per_second:,.1f}", f"{line.ratio:.2f}")
+    for count, ceiling in result.limits.items():
+        flops, moved = result.flop_limit[count], result.byte_limit[count]
+        table.add_row(f"limit by operations, {ceiling.flops / 1e12:.3g} TFLOP/s", str(count or ""), f"{flops:,.0f}", "")
+        table.add_row(f"limit by bytes, {ceiling.bytes / 1e12:.3g} TB/s", str(count or ""), f"{moved:,.0f}", "")
+    console.print(table)
+    _write_json(out, {"machine": describe(where), "lines": [line._asdict() for line in result.lines]})
+
+
+@bench.command("memory")
+def bench_memory(
+    arch: Annotated[ArchName, typer.Option(help="Size of the net.")] = ArchName.tiny,
+    library: Annotated[LibraryName, typer.Option(help="Library of the net.")] = LibraryName.transformers,
+    device: Annotated[str, typer.Option(help="A GPU.")] = "cuda",
+    coalitions: Annotated[int, typer.Option(min=10, help="Of one image.")] = 1_000_000,
+    out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
+) -> None:
+    """Peak GPU memory of many coalitions of one image, beyond net, input and output."""
+    from vitshap.bench.coalitions import measure_memory
+    from vitshap.bench.machine import describe
+
+    where = _device(device)
+    found = measure_memory(library.value, arch.value, where, coalitions)
+    for name, mebibytes in found.items():
+        console.print(f"{name}: {mebibytes:,.0f} MiB beyond net, input and output")
+    _write_json(out, {"machine": describe(where), "mebibytes": found})
+
+
+def _device(name: str) -> Any:
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise typer.BadParameter("there is no CUDA device here", param_hint="--device")
+    return torch.device(name)
+
+
+def _write_json(path: Path | None, content: dict[str, Any]) -> None:
+    if path is not None:
+        path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def main() -> None:
+    """Run the command; errors of the user end with exit code 2 and one line."""
+    app()

@@ -1,0 +1,285 @@
+"""Explanations: what they refuse, what they say, and that they survive the disk."""
+
+import json
+from dataclasses import fields, replace
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from vitshap.explanation import FORMAT, Explanation, PlayerValue, class_index
+
+NAMES = ("cat", "dog", "crane", "crane")
+
+
+def make(images=2, grid=(2, 3), explained=3, additive=True, seed=0, **changes) -> Explanation:
+    """A valid explanation with random values for the classes 0 .. explained - 1 of 4."""
+    generator = torch.Generator().manual_seed(seed)
+    d = grid[0] * grid[1]
+    values = torch.randn(images, d, explained, generator=generator)
+    base = torch.randn(images, explained, generator=generator)
+    everything = {
+        "values": values,
+        "classes": torch.arange(explained).repeat(images, 1),
+        "additive": additive,
+        "unit": "probability",
+        "prediction": torch.rand(images, 4, generator=generator),
+        "prediction_by": "classifier",
+        "players": torch.arange(d).view(1, *grid),
+        "method": "made up",
+        "base_values": base if additive else None,
+        "full_values": base + values.sum(1) if additive else None,
+        "seconds": 0.1,
+        "evaluations": 64,
+        "class_names": NAMES,
+    }
+    return Explanation(**{**everything, **changes})
+
+
+def ragged(**changes) -> Explanation:
+    """Two images with 3 and 2 players on a 1 x 4 grid; the last token of the second belongs to nobody."""
+    values = torch.tensor([[[1.0], [3.0], [2.0]], [[-1.0], [-2.0], [0.0]]])
+    everything = {
+        "values": values,
+        "classes": torch.zeros(2, 1, dtype=torch.int64),
+        "additive": False,
+        "unit": "score",
+        "prediction": torch.tensor([[1.0, 0.0], [0.0, 1.0]]),
+        "prediction_by": "surrogate",
+        "players": torch.tensor([[[0, 1, 1, 2]], [[1, 0, 0, -1]]]),
+        "player_mask": torch.tensor([[True, True, True], [True, True, False]]),
+        "method": "made up",
+    }
+    return Explanation(**{**everything, **changes})
+
+
+def assert_equal(one: Explanation, other: Explanation) -> None:
+    for field in fields(Explanation):
+        a, b = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(a, Tensor):
+            assert isinstance(b, Tensor)
+            assert a.dtype == b.dtype
+            assert torch.equal(a, b), field.name
+        else:
+            assert a == b, field.name
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"values": torch.zeros(2, 6)}, "values must be"),
+        ({"values": torch.zeros(2, 6, 3, dtype=torch.float64)}, "values must be torch.float32"),
+        ({"values": [1.0]}, "values must be a tensor, got list"),
+        ({"values": torch.zeros(2, 6, 3, requires_grad=True)}, "detached"),
+        ({"values": torch.zeros(0, 6, 3), "classes": torch.zeros(0, 3).long()}, "must be|at least one"),
+        ({"values": torch.full((2, 6, 3), torch.nan)}, "not finite"),
+        ({"classes": torch.zeros(2, 2).long()}, r"classes must be \[B, T\] with B = 2, T = 3, got \[2, 2\]"),
+        ({"classes": torch.zeros(2, 3)}, "classes must be torch.int64"),
+        ({"classes": torch.full((2, 3), 4)}, "0 to 3"),
+        ({"prediction": torch.zeros(3, 4)}, "prediction must be"),
+        ({"base_values": None}, "base_values"),
+        ({"full_values": torch.zeros(2, 3)}, "miss full - base"),
+        ({"additive": 1}, "additive must be bool"),
+        ({"additive": False, "base_values": torch.zeros(2, 3)}, "base_values is given exactly when additive"),
+        ({"unit": "percent"}, "unit is one of probability, logit, output, score; got 'percent'"),
+        ({"prediction_by": "explainer"}, "prediction_by is one of"),
+        ({"stderr": torch.zeros(2, 6, 2)}, "stderr must be"),
+        ({"player_mask": torch.ones(2, 5, dtype=torch.bool)}, "player_mask must be"),
+        ({"player_mask": torch.tensor([[False] + [True] * 5] * 2)}, "values must be 0"),
+        ({"image_box": torch.zeros(2, 3)}, "image_box must be"),
+        ({"players": torch.arange(6).view(2, 3).int()[None]}, "int64"),
+        ({"players": torch.arange(6).view(2, 3)[None].repeat(3, 1, 1)}, "label map"),
+        ({"players": torch.arange(7).view(1, 1, 7)}, "labels -1 to 5"),
+        ({"players": torch.zeros(1, 2, 3, dtype=torch.int64)}, "player 1 has no token in image 0"),
+        ({"class_names": ("cat",)}, "1 class names for 4 classes"),
+        ({"class_names": list(NAMES)}, "tuple of strings"),
+        ({"seconds": -1.0}, "seconds"),
+        ({"evaluations": 1.5}, "evaluations must be int"),
+        ({"class_specific": False}, "differ between classes"),
+    ],
+)
+def test_refuses_fields_that_do_not_fit(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make(**changes)
+
+
+def test_efficiency_gap_is_the_missing_amount():
+    explanation = make()
+    assert float(explanation.efficiency_gap().abs().max()) < 1e-6
+    base, full = explanation.base_values, explanation.full_values
+    moved = make(full_values=full + 1e-5)  # within what float32 arithmetic on larger numbers may leave
+    torch.testing.assert_close(
+        moved.efficiency_gap(),
+        moved.values.double().sum(1) - moved.full_values.double() + base.double(),
+    )
+    assert float(moved.efficiency_gap().mean()) == pytest.approx(-1e-5, rel=0.1)
+    with pytest.raises(ValueError, match="not additive"):
+        make(additive=False).efficiency_gap()
+
+
+def test_heatmap_of_patches_is_the_values():
+    explanation = make()
+    assert torch.equal(explanation.heatmap(1), explanation.values[:, :, 1].view(2, 2, 3))
+    assert torch.equal(explanation.heatmap("dog"), explanation.heatmap(1))
+
+
+def test_heatmap_of_groups_shows_each_players_value_and_nobody_as_nan():
+    heat = ragged().heatmap()
+    assert heat[0].tolist() == [[1, 3, 3, 2]]
+    assert heat[1, 0, :3].tolist() == [-2, -1, -1]
+    assert torch.isnan(heat[1, 0, 3])
+
+
+def test_default_class_is_the_predicted_one_if_explained_else_the_first():
+    prediction = torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
+    classes = torch.tensor([[2, 1], [2, 1]])
+    explanation = make(explained=2, additive=False, prediction=prediction, classes=classes)
+    heat = explanation.heatmap()
+    assert torch.equal(heat[0].flatten(), explanation.values[0, :, 1])
+    assert torch.equal(heat[1].flatten(), explanation.values[1, :, 0])
+
+
+def test_a_class_that_was_not_explained_is_refused():
+    with pytest.raises(ValueError, match="crane was not explained for image 0; explained: cat, dog"):
+        make(explained=2).heatmap(3)
+
+
+@pytest.mark.parametrize(
+    ("target", "error", "message"),
+    [
+        ("dig", ValueError, 'no class is named "dig"; nearest: dog'),
+        ("crane", ValueError, r"several classes, \[2, 3\]"),
+        (4, ValueError, "classes are 0 to 3, got 4"),
+        (-1, ValueError, "classes are 0 to 3, got -1"),
+        (True, TypeError, "got bool"),
+        (1.0, TypeError, "got float"),
+    ],
+)
+def test_class_index_refuses(target, error, message):
+    with pytest.raises(error, match=message):
+        class_index(target, NAMES, 4)
+
+
+def test_class_index_by_name_needs_names():
+    with pytest.raises(ValueError, match="by number"):
+        class_index("dog", None, 4)
+
+
+def test_top_lists_the_largest_values_with_their_places():
+    assert ragged().top(2) == [
+        [PlayerValue(1, 3.0, (0.0, 1.5)), PlayerValue(2, 2.0, (0.0, 3.0))],
+        [PlayerValue(0, -1.0, (0.0, 1.5)), PlayerValue(1, -2.0, (0.0, 0.0))],
+    ]
+    assert [len(best) for best in ragged().top(9)] == [3, 2]  # players that an image lacks are not listed
+    with pytest.raises(ValueError, match="at least 1"):
+        ragged().top(0)
+
+
+@given(
+    images=st.integers(1, 4),
+    k=st.integers(1, 8),
+    target=st.integers(0, 2),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=30, deadline=None)
+def test_top_agrees_with_sorting_the_heatmap(images, k, target, seed):
+    explanation = make(images=images, seed=seed)
+    for best, heat in zip(explanation.top(k, target), explanation.heatmap(target), strict=True):
+        assert [p.value for p in best] == sorted(heat.flatten().tolist(), reverse=True)[:k]
+        for player in best:
+            row, column = (int(x) for x in player.position)
+            assert float(heat[row, column]) == player.value
+
+
+def test_indexing_takes_images_and_keeps_what_they_share():
+    explanation = make(images=3)
+    assert len(explanation) == 3
+    one = explanation[-1]
+    assert len(one) == 1
+    assert torch.equal(one.values[0], explanation.values[2])
+    assert torch.equal(one.prediction[0], explanation.prediction[2])
+    assert torch.equal(one.players, explanation.players)
+    assert (one.method, one.seconds, one.evaluations) == ("made up", 0.1, 64)
+    assert_equal(explanation[1:][0], explanation[1])
+    assert [float(e.values[0, 0, 0]) for e in explanation] == explanation.values[:, 0, 0].tolist()
+    with pytest.raises(IndexError, match="image 3"):
+        explanation[3]
+    with pytest.raises(ValueError, match="at least one image"):
+        explanation[3:]
+
+
+def test_indexing_takes_each_images_own_players():
+    second = ragged()[1]
+    assert torch.equal(second.players, torch.tensor([[[1, 0, 0, -1]]]))
+    assert second.player_mask.tolist() == [[True, True, False]]
+
+
+@given(images=st.integers(1, 3), explained=st.integers(1, 4), additive=st.booleans(), boxed=st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_saving_and_loading_is_exact(tmp_path_factory, images, explained, additive, boxed):
+    path = tmp_path_factory.mktemp("saved") / "one.safetensors"
+    box = torch.rand(images, 4) if boxed else None
+    explanation = make(images=images, explained=explained, additive=additive, image_box=box, seconds=0.1 + 0.2)
+    explanation.save(path)
+    assert_equal(Explanation.load(path), explanation)
+
+
+def test_slices_and_shared_memory_are_saved_too(tmp_path):
+    explanation = make(images=3)
+    shared = replace(explanation, base_values=explanation.full_values, values=torch.zeros(3, 6, 3))
+    shared[1:].save(tmp_path / "a")
+    assert_equal(Explanation.load(tmp_path / "a"), shared[1:])
+    ragged().save(tmp_path / "a")  # replaces
+    assert_equal(Explanation.load(tmp_path / "a"), ragged())
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "a"
+    make().save(path)
+
+    def disk_full(source, destination):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("vitshap.explanation.os.replace", disk_full)
+    with pytest.raises(OSError, match="no space"):
+        ragged().save(path)
+    assert_equal(Explanation.load(path), make())
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]
+
+
+def test_foreign_and_damaged_files_are_refused(tmp_path):
+    path = tmp_path / "a"
+    with pytest.raises(FileNotFoundError):
+        Explanation.load(path)
+    path.write_bytes(b"GIF89a, not a tensor in sight")
+    with pytest.raises(ValueError, match="not a safetensors file or is damaged"):
+        Explanation.load(path)
+    safetensors.torch.save_file({"values": torch.zeros(2)}, path)
+    with pytest.raises(ValueError, match="holds no vitshap explanation"):
+        Explanation.load(path)
+    make().save(path)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(ValueError, match="damaged"):
+        Explanation.load(path)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("{", "header cannot be read"),
+        ("[]", "header cannot be read"),
+        (json.dumps({"version": 99, "fields": {}}), "format version 99; this vitshap reads 1"),
+        (json.dumps({"version": 1, "fields": {"method": "m"}}), "not hold a valid explanation.*missing"),
+        (json.dumps({"version": 1, "fields": {"colour": "red"}}), "not hold a valid explanation.*colour"),
+        (json.dumps({"version": 1, "fields": {"class_names": 3}}), "not hold a valid"),
+    ],
+)
+def test_headers_that_do_not_fit_are_refused(tmp_path, header, message):
+    path = tmp_path / "a"
+    safetensors.torch.save_file({"values": torch.zeros(2)}, path, metadata={FORMAT: header})
+    with pytest.raises(ValueError, match=message):
+        Explanation.load(path)

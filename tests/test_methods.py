@@ -1,0 +1,196 @@
+"""The registry, reading targets, and what every method shares."""
+
+from dataclasses import dataclass
+from importlib import import_module
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.stand_in_model import StandInModel
+from vitshap.explanation import Explanation
+from vitshap.game import Game
+from vitshap.methods import (
+    Attribution,
+    Method,
+    bounded_chunk,
+    method,
+    methods,
+    register,
+    resolve_target,
+    take_classes,
+)
+
+registry = import_module("vitshap.methods")  # the module: vitshap.methods is the function
+
+NAMES = ["cat", "dog", "crane", "heron"]
+PREDICTION = torch.tensor([[0.1, 0.7, 0.2, 0.0], [0.6, 0.1, 0.2, 0.1]])
+
+
+@dataclass(frozen=True, eq=False)
+class EqualShares(Method):
+    """Shares v(all) - v(nobody) equally: additive by construction."""
+
+    scale: float = 1.0
+
+    name = "equal"
+    additive = True
+
+    def compute(self, game: Game, pixels: torch.Tensor, targets: torch.Tensor, /) -> Attribution:
+        share = (game.grand - game.null)[:, None, :] / game.num_players * self.scale
+        values = take_classes(share.expand(-1, game.num_players, -1), targets)
+        return Attribution(values, torch.full_like(values, torch.nan))
+
+
+@pytest.fixture
+def table(monkeypatch):
+    """A registry of our own, so that other tests do not see what we register."""
+    monkeypatch.setattr(registry, "_TABLE", dict(registry._TABLE))
+
+
+def test_the_methods_of_this_part_are_there():
+    assert {"exact", "leave-one-out", "random"} <= set(methods())
+
+
+def test_every_listed_method_loads_and_explains():
+    model = StandInModel(class_names=NAMES)
+    images = model.random_images(2)
+    for name in methods():
+        explanation = method(name, model)(images)
+        assert isinstance(explanation, Explanation)
+        assert explanation.method == name
+        assert explanation.values.shape == (2, 9, 4)
+        assert explanation.class_names == tuple(NAMES)
+        torch.testing.assert_close(explanation.prediction, model.game(images).grand.float())
+
+
+def test_unknown_names_and_options_name_the_nearest():
+    model = StandInModel()
+    with pytest.raises(ValueError, match='no method is named "leave-one"; did you mean "leave-one-out"'):
+        method("leave-one", model)
+    with pytest.raises(ValueError, match="there are: exact, leave-one-out, random"):
+        method("zzz", model)
+    with pytest.raises(TypeError, match='random has no option "sed"; did you mean "seed"'):
+        method("random", model, sed=3)
+    with pytest.raises(TypeError, match='no option "model"'):
+        method("random", model, model=model)
+
+
+@pytest.mark.usefixtures("table")
+def test_users_register_their_own():
+    register("equal", f"{__name__}:EqualShares")
+    register("equal", f"{__name__}:EqualShares")  # the same again is no conflict
+    assert methods()[-1] == "equal"
+    explanation = method("equal", StandInModel(), scale=1.0)(StandInModel().random_images(1))
+    assert explanation.method == "equal"
+    with pytest.raises(ValueError, match='"random" is taken'):
+        register("random", f"{__name__}:EqualShares")
+    with pytest.raises(ValueError, match="module:attribute"):
+        register("mine", "no_colon")
+
+
+def test_an_additive_method_gets_its_ends_and_every_evaluation_counts():
+    model = StandInModel()
+    images = model.random_images(3)
+    explanation = EqualShares(model)(images)
+    game = model.game(images)
+    torch.testing.assert_close(explanation.base_values, game.null.float())
+    torch.testing.assert_close(explanation.full_values, game.grand.float())
+    assert float(explanation.efficiency_gap().abs().max()) < 1e-6
+    assert explanation.evaluations == 2
+    assert 0 < explanation.seconds < 10
+    assert explanation.unit == "probability"
+    assert explanation.prediction_by == "classifier"
+    assert EqualShares(model, prediction_by="surrogate")(images).prediction_by == "surrogate"
+    with pytest.raises(ValueError, match="miss full - base"):
+        EqualShares(model, scale=1.1)(images)
+
+
+def test_photos_keep_their_boxes_and_blocks_their_map():
+    model = StandInModel(grid=(4, 4))
+    photos = [Image.effect_noise((20, 20), 90).convert("RGB") for _ in range(2)]
+    explanation = EqualShares(model, players=2)(photos)
+    assert explanation.image_box.tolist() == [[1, 2, 9, 10]] * 2
+    assert explanation.values.shape == (2, 4, 4)
+    assert explanation.players[0, 0].tolist() == [0, 0, 1, 1]
+
+
+def test_players_that_an_image_lacks_are_masked_and_get_zero():
+    labels = torch.arange(9).view(1, 3, 3).repeat(2, 1, 1)
+    labels[1] = labels[1].clamp(max=4)
+    model = StandInModel()
+    explanation = method("random", model, players=labels)(model.random_images(2))
+    assert explanation.player_mask.sum(1).tolist() == [9, 5]
+    assert bool((explanation.values[1, 5:] == 0).all())
+    assert bool((explanation.values[1, :5] > 0).all())
+
+
+def test_a_game_without_players_is_refused():
+    class Nameless(StandInModel):
+        def game(self, images, /, *, players=None):
+            game = super().game(images, players=players)
+            del game.players
+            return game
+
+    with pytest.raises(TypeError, match="who plays"):
+        EqualShares(Nameless())(Nameless().random_images(1))
+
+
+@pytest.mark.parametrize(
+    ("target", "classes"),
+    [
+        (None, [[0, 1, 2, 3], [0, 1, 2, 3]]),
+        ("predicted", [[1], [0]]),
+        (2, [[2], [2]]),
+        (torch.tensor(2), [[2], [2]]),
+        ([3, 1], [[3, 1], [3, 1]]),
+        (range(2), [[0, 1], [0, 1]]),
+        ("dog", [[1], [1]]),
+        (["heron", 0], [[3, 0], [3, 0]]),
+        (torch.tensor([3, 0]), [[3], [0]]),
+        (torch.tensor([[3, 0], [1, 2]], dtype=torch.int32), [[3, 0], [1, 2]]),
+    ],
+)
+def test_targets_are_read(target, classes):
+    resolved = resolve_target(target, PREDICTION, NAMES)
+    assert resolved.dtype == torch.int64
+    assert resolved.tolist() == classes
+
+
+@pytest.mark.parametrize(
+    ("target", "error", "message"),
+    [
+        (4, ValueError, "0 to 3, got 4"),
+        (True, TypeError, "got bool"),
+        (1.5, TypeError, "target is a class"),
+        (torch.tensor(1.5), TypeError, "target is a class"),
+        ({1}, TypeError, "target is a class"),
+        ([], ValueError, "empty list"),
+        ([1, 9], ValueError, "got 9"),
+        ("hero", ValueError, "nearest: heron"),
+        (torch.tensor([1, 2, 3]), ValueError, r"\[2\] or \[2, T\], got \[3\]"),
+        (torch.tensor([1.0, 2.0]), TypeError, "holds integers, got torch.float32"),
+        (torch.tensor([1, -1]), ValueError, "0 to 3"),
+        (torch.zeros(2, 0, dtype=torch.int64), ValueError, r"\[2, 0\]"),
+    ],
+)
+def test_targets_that_make_no_sense_are_refused(target, error, message):
+    with pytest.raises(error, match=message):
+        resolve_target(target, PREDICTION, NAMES)
+
+
+@pytest.mark.parametrize("name", ["exact", "leave-one-out", "random"])
+def test_a_target_gives_the_same_values_as_all_classes(name):
+    model = StandInModel()
+    images = model.random_images(2)
+    everything = method(name, model)(images)
+    some = method(name, model)(images, target=torch.tensor([[2, 0], [1, 3]]))
+    assert some.classes.tolist() == [[2, 0], [1, 3]]
+    assert torch.equal(some.values, take_classes(everything.values, some.classes))
+
+
+def test_chunks_are_bounded_and_never_empty():
+    small = Game(lambda s: s.double(), num_players=4, num_outputs=4)
+    assert bounded_chunk(small) * 8 <= registry.NUMBERS_AT_ONCE
+    huge = Game(lambda s: s.double(), num_players=4, num_outputs=10**9)
+    assert bounded_chunk(huge) == 1

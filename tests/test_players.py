@@ -1,0 +1,79 @@
+"""Players: one mechanism from coalitions to tokens."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitshap.players import blocks, from_labels, patches, resolve
+
+
+def _keep_by_hand(labels: torch.Tensor, coalition: torch.Tensor) -> list[bool]:
+    return [label < 0 or bool(coalition[label]) for label in labels.flatten().tolist()]
+
+
+@given(rows=st.integers(1, 6), columns=st.integers(1, 6), side=st.integers(1, 4), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=50)
+def test_blocks_keep_whole_blocks(rows: int, columns: int, side: int, seed: int) -> None:
+    players = blocks((rows, columns), side)
+    assert players.num_players == -(-rows // side) * -(-columns // side)
+    coalitions = torch.rand(5, players.num_players, generator=torch.Generator().manual_seed(seed)) < 0.5
+    keep = players.keep_tokens(coalitions)
+    for row, coalition in zip(keep, coalitions, strict=True):
+        assert row.tolist() == _keep_by_hand(players.labels[0], coalition)
+    across = -(-columns // side)
+    assert int(players.labels[0, -1, -1]) == (rows - 1) // side * across + (columns - 1) // side
+
+
+def test_patches_are_the_coalition_itself() -> None:
+    coalitions = torch.rand(3, 12) < 0.5
+    assert patches((3, 4)).keep_tokens(coalitions) is coalitions
+
+
+def test_one_map_per_image_with_unequal_numbers_of_players() -> None:
+    labels = torch.tensor([[[0, 1], [2, 2]], [[0, 0], [1, -1]]])
+    players = from_labels(labels, (2, 2))
+    assert players.num_players == 3
+    assert players.player_mask.tolist() == [[True, True, True], [True, True, False]]
+    image = torch.tensor([1, 0, 1])
+    coalitions = torch.tensor([[True, False, True], [False, False, True], [False, True, False]])
+    keep = players.keep_tokens(coalitions, image)
+    for row, i, coalition in zip(keep, image, coalitions, strict=True):
+        assert row.tolist() == _keep_by_hand(labels[i], coalition)
+
+
+def test_nobodys_tokens_are_always_kept() -> None:
+    players = from_labels(torch.tensor([[0, -1]]), (1, 2))
+    assert players.keep_tokens(torch.tensor([[False]])).tolist() == [[False, True]]
+
+
+def test_many_players_are_warned_about_and_blocks_offered() -> None:
+    with pytest.warns(UserWarning, match="blocks of 2 x 2"):
+        resolve("patch", (21, 20))
+
+
+def test_players_are_resolved_from_what_users_write() -> None:
+    assert resolve("patch", (2, 3)).num_players == 6
+    assert resolve(2, (4, 4)).num_players == 4
+    assert resolve(torch.tensor([[0, 0, 1]]), (1, 3)).num_players == 2
+    assert resolve(patches((2, 2)), (2, 2)).num_players == 4
+
+
+@pytest.mark.parametrize(
+    ("players", "error", "says"),
+    [
+        ("patches", ValueError, "patches"),
+        (0, ValueError, "at least 1"),
+        (True, TypeError, "bool"),
+        (2.0, TypeError, "float"),
+        (torch.zeros(2, 2), TypeError, "float32"),
+        (torch.zeros(3, 2, dtype=torch.int64), ValueError, "2 x 2"),
+        (torch.tensor([[0, -2], [0, 0]]), ValueError, "-2"),
+        (torch.tensor([[-1, -1], [-1, -1]]), ValueError, "no player"),
+        (torch.tensor([[0, 2], [0, 0]]), ValueError, r"\[1\]"),
+        (patches((3, 3)), ValueError, "grid"),
+    ],
+)
+def test_bad_players_are_named(players, error, says: str) -> None:
+    with pytest.raises(error, match=says):
+        resolve(players, (2, 2))

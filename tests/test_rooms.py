@@ -1,0 +1,68 @@
+"""A room imports only rooms above it, lazy imports included."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import vitshap
+
+ROOMS = [
+    "_version",
+    "compat",
+    "coalitions",
+    "players",
+    "game",
+    "analytic",
+    "models",
+    "plots",
+    "explanation",
+    "methods",
+    "estimators",
+    "baselines",
+    "metrics",
+    "explainers",
+    "data",
+    "training",
+    "report",
+    "experiments",
+    "serve",
+    "bench",
+    "demo",
+    "cli",
+    "__main__",
+]
+SOURCE = Path(vitshap.__file__).parent
+FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
+
+
+def _room(module: str) -> str:
+    return module.removeprefix("vitshap").lstrip(".").partition(".")[0]
+
+
+def _imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide which room is meant"
+            found |= (
+                {f"{node.module}.{alias.name}" for alias in node.names} if node.module == "vitshap" else {node.module}
+            )
+    return {name for name in found if name.partition(".")[0] == "vitshap"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_go_inwards(path: Path) -> None:
+    own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    assert own in ROOMS, f"{own} is a new room: give it its place in ROOMS"
+    for name in _imports(path):
+        room = _room(name)
+        assert room in ROOMS[: ROOMS.index(own) + 1], f"{own} imports {name}, which lies outside of it"
+
+
+def test_the_rule_would_catch_a_breach(tmp_path: Path) -> None:
+    path = tmp_path / "game.py"
+    path.write_text("def lazily():\n    from vitshap.models import wrap\n    from vitshap import metrics\n")
+    assert {_room(name) for name in _imports(path)} == {"models", "metrics"}
