@@ -69,7 +69,7 @@ def bench_coalitions(
     arch: Annotated[ArchName, typer.Option(help="Size of the net.")] = ArchName.tiny,
     library: Annotated[LibraryName, typer.Option(help="Library of the net.")] = LibraryName.transformers,
     device: Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")] = "auto",
-    coalitions: Annotated[int, typer.Option(min=0, help="Per image; 0: as many as suit the device.")] = 0,
+    coalitions: Annotated[int, typer.Option(min=0, help="Of each of 4 images; 0: as many as suit the device.")] = 0,
     compiled: Annotated[bool, typer.Option(help="Also time packed and compiled (GPU).")] = True,
     out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
 ) -> None:
@@ -78,7 +78,7 @@ def bench_coalitions(
     from vitshap.bench.machine import describe
 
     where = _device(device)
-    n = coalitions or (8192 if where.type == "cuda" else 32)
+    n = coalitions or (16384 if where.type == "cuda" else 96)
     result = measuring.measure(library.value, arch.value, where, coalitions=n, compiled=compiled)
     table = Table(title=f"{library} ViT-{arch}, {describe(where)}", title_justify="left")
     for heading in ("way", "threads", "evaluations/s", "ratio"):

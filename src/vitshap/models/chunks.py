@@ -18,7 +18,7 @@ no more than 65,535 sequences at once."""
 CUDA_TOKENS = 1 << 20
 CPU_TOKENS = 1 << 12
 """Larger chunks bring no more speed: these fill an H200, and a CPU's cache."""
-PADDING = 0.9
+PADDING = 0.98
 """Rows shorter than this part of a bucket's longest start a bucket of their own, once it is worth a pass."""
 
 

@@ -1,0 +1,67 @@
+"""The command: help, version, measurements on small work, errors with exit code 2."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from vitshap import Explanation, __version__, demo
+from vitshap.bench import coalitions as bench
+from vitshap.bench.machine import threads
+from vitshap.cli import app
+
+run = CliRunner().invoke
+
+
+def test_version_and_help() -> None:
+    assert run(app, ["--version"]).stdout.strip() == __version__
+    assert "coalitions" in run(app, ["bench", "--help"]).stdout
+
+
+def test_bench_coalitions_reports_every_way(tmp_path: Path) -> None:
+    out = tmp_path / "numbers.json"
+    result = run(app, ["bench", "coalitions", "--device", "cpu", "--coalitions", "2", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    lines = json.loads(out.read_text())["lines"]
+    assert {line["threads"] for line in lines} == {1, 2}
+    assert [line["way"] for line in lines if line["threads"] == 1] == [
+        "full length, explicit mask",
+        "full length, fused attention with a mask",
+        "packed",
+    ]
+    for line in lines:
+        first = next(other for other in lines if other["threads"] == line["threads"])
+        assert line["ratio"] == pytest.approx(line["per_second"] / first["per_second"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("command", ["coalitions", "memory"])
+def test_a_missing_gpu_is_a_user_error(command: str) -> None:
+    result = run(app, ["bench", command, "--device", "cuda"])
+    assert result.exit_code == 2
+    assert "no CUDA device" in result.output
+
+
+def test_work_per_evaluation_is_counted_by_hand_for_one_size() -> None:
+    flops, moved = bench.work_per_evaluation("tiny", 2, itemsize=4)  # two players: always one kept, so two tokens
+    assert flops == pytest.approx(12 * (2 * 2 * 12 * 192**2 + 2 * 2 * 2 * 2 * 192))
+    assert moved == pytest.approx(12 * 22 * 192 * 4 * 2)
+
+
+def test_threads_are_put_back() -> None:
+    before = torch.get_num_threads()
+    with threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+
+
+def test_demo_draws_exact_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "EXPLAINED", 1)
+    demo.run(tmp_path, Console(quiet=True), epochs=2)
+    explanation = Explanation.load(tmp_path / "exact.safetensors")
+    assert explanation.values.shape == (1, 16, 10)
+    assert explanation.efficiency_gap().abs().max() < 1e-5
+    assert (tmp_path / "digit-0.png").stat().st_size > 10_000
