@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vitshap.explanation import FORMAT, Explanation, PlayerValue, class_index
+from vitshap.explanation import Explanation, PlayerValue, class_index
+from vitshap.explanation.result import FORMAT
 
 NAMES = ("cat", "dog", "crane", "crane")
 
