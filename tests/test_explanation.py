@@ -245,7 +245,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     def disk_full(source, destination):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("vitshap.explanation.os.replace", disk_full)
+    monkeypatch.setattr("vitshap.explanation.result.os.replace", disk_full)
     with pytest.raises(OSError, match="no space"):
         ragged().save(path)
     assert_equal(Explanation.load(path), make())
