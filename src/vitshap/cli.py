@@ -112,6 +112,47 @@ def bench_memory(
     _write_json(out, {"machine": describe(where), "mebibytes": found})
 
 
+@bench.command("convergence")
+def bench_convergence(
+    data: Annotated[Path, typer.Argument(help="Folder of images.")],
+    weights: Annotated[Path, typer.Option(help="Safetensors file with the weights of the timm net.")],
+    net: Annotated[str, typer.Option(help="Name of a timm net.")] = "deit_tiny_patch16_224",
+    classes: Annotated[str, typer.Option(help="Rows of its head to keep, comma-separated; empty: all.")] = "",
+    images: Annotated[int, typer.Option(min=1, help="Images, the first in the order of their names.")] = 20,
+    budgets: Annotated[str, typer.Option(help="Evaluations per image, comma-separated.")] = "4096,16384,32000,40000",
+    reference: Annotated[int, typer.Option(help="Evaluations per image of the reference.")] = 1_048_576,
+    threshold: Annotated[float, typer.Option(help="Error over range at which an image has converged.")] = 0.1,
+    device: Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
+) -> None:
+    """Evaluations and seconds per image until its Shapley values are known: threshold, reliability, correlation."""
+    from vitshap.bench import convergence
+    from vitshap.bench.machine import describe
+
+    where = _device(device)
+    model, pixels = convergence.load(net, weights, [int(c) for c in classes.split(",") if c], data, images, where)
+
+    def game_of(part: slice) -> Any:
+        return model.game(pixels[part])
+
+    reached = convergence.measure_threshold(game_of, len(pixels), threshold, budget=2**18)
+    lines = convergence.measure_budgets(game_of, len(pixels), [int(b) for b in budgets.split(",")], reference=reference)
+    table = Table(title=f"{net}, {len(pixels)} images, {describe(where)}", title_justify="left")
+    for heading in ("estimator", "evaluations", "s/image", "reliability", "others", "correlation", "others"):
+        table.add_column(heading, justify="left" if heading == "estimator" else "right")
+    for line in lines:
+        ratios = (line.reliability, line.reliability_other, line.correlation, line.correlation_other)
+        table.add_row(line.estimator, f"{line.budget:,}", f"{line.seconds:.3f}", *(f"{r:.4f}" for r in ratios))
+    console.print(table)
+    used, seconds = sorted(reached.evaluations), sorted(reached.seconds)
+    console.print(
+        f"error/range < {threshold:g} for every class: {sum(reached.converged)} of {len(used)} images, evaluations "
+        f"median {used[len(used) // 2]:,} (most {used[-1]:,}), seconds median {seconds[len(used) // 2]:.2f} "
+        f"(most {seconds[-1]:.2f})"
+    )
+    _write_json(out, {"machine": describe(where), "lines": [vars(line) for line in lines], "threshold": vars(reached)})
+
+
 def _device(name: str) -> Any:
     import torch
 

@@ -1,0 +1,124 @@
+"""How many evaluations and seconds an image takes until its Shapley values are known well enough.
+
+Three questions, each over the same images: when does the error fall below a share of the range (the paper's rule), when
+do two halves of the evaluations agree, and how well does a budget correlate with a reference of very many evaluations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vitshap.compat import make_torchvision_importable
+from vitshap.estimators.estimate import Estimate
+from vitshap.estimators.kernel import kernelshap
+from vitshap.estimators.permutation import permutation
+from vitshap.estimators.reliability import Estimator, correlation, split_half
+from vitshap.game import Game
+from vitshap.models import MaskedModel, wrap
+
+ESTIMATORS: dict[str, Estimator] = {
+    "kernelshap": kernelshap,
+    "kernelshap, plain": partial(kernelshap, size_effect=False),
+    "permutation": permutation,
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a budget gives, averaged over images; ``other``: the mean over classes that are not the target."""
+
+    estimator: str
+    budget: int
+    seconds: float
+    """Per image."""
+    reliability: float
+    reliability_other: float
+    correlation: float
+    """With the reference."""
+    correlation_other: float
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Evaluations and seconds per image until every class is below the threshold."""
+
+    threshold: float
+    evaluations: list[int]
+    seconds: list[float]
+    converged: list[bool]
+
+
+def load(
+    name: str, weights: Path, classes: Sequence[int], data: Path, count: int, device: torch.device
+) -> tuple[MaskedModel, Tensor]:
+    """A timm net with given weights and rows of its head, and the first images of a folder; half precision on a GPU."""
+    make_torchvision_importable()
+    import timm
+
+    net = timm.create_model(name)
+    net.load_state_dict(load_file(weights))
+    if classes:
+        kept = torch.nn.Linear(net.head.in_features, len(classes))
+        kept.load_state_dict({k: v[list(classes)] for k, v in net.head.state_dict().items()})
+        net.head, net.num_classes = kept, len(classes)
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    model = wrap(net.to(device, dtype).eval())
+    paths = sorted(path for path in data.rglob("*") if path.suffix.lower() in (".jpeg", ".jpg", ".png"))[:count]
+    if not paths:
+        raise ValueError(f"{data} holds no image (.jpeg, .jpg, .png)")
+    return model, model.prepare(paths).pixels
+
+
+def measure_budgets(
+    game_of: Callable[[slice], Game], images: int, budgets: Sequence[int], *, reference: int, seed: int = 0
+) -> list[Line]:
+    """Reliability and correlation of every estimator and budget with a reference of ``reference`` evaluations."""
+    everyone = slice(0, images)
+    truth = kernelshap(game_of(everyone), budget=reference, seed=seed + 10**6)
+    target = truth.full_values.argmax(1)
+    lines = []
+    for name, estimator in ESTIMATORS.items():
+        for budget in budgets:
+            started = _now()
+            estimate = estimator(game_of(everyone), budget=budget, seed=seed)
+            seconds = (_now() - started) / images
+            _, halves = split_half(estimator, game_of(everyone), budget=budget, seed=seed + 1)
+            agreement = correlation(estimate.values, truth.values)
+            lines.append(Line(name, budget, seconds, *_by_target(halves, target), *_by_target(agreement, target)))
+    return lines
+
+
+def measure_threshold(game_of: Callable[[slice], Game], images: int, threshold: float, *, budget: int) -> Reached:
+    """Image by image, as a user would ask."""
+    found: list[tuple[Estimate, float]] = []
+    kernelshap(game_of(slice(0, 1)), budget=1024)  # warm up
+    for i in range(images):
+        started = _now()
+        estimate = kernelshap(game_of(slice(i, i + 1)), budget=budget, threshold=threshold)
+        found.append((estimate, _now() - started))
+    return Reached(
+        threshold,
+        [estimate.evaluations for estimate, _ in found],
+        [seconds for _, seconds in found],
+        [bool(estimate.converged.all()) for estimate, _ in found],
+    )
+
+
+def _by_target(per_class: Tensor, target: Tensor) -> tuple[float, float]:
+    """Mean over images ``[B, K]`` of the target class and of the others."""
+    own = torch.zeros_like(per_class, dtype=torch.bool).scatter(1, target[:, None], True)
+    return float(per_class[own].mean()), float(per_class[~own].mean())
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
