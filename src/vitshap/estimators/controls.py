@@ -1,12 +1,13 @@
 """Functions of a coalition that are regressed out of its value, chosen because their Shapley values are known.
 
-Three blocks, each antisymmetric in the same way as the values that it explains:
-
 - *size*: curves of the coalition's size alone. Their Shapley values are equal for all players, so they say nothing about
   who matters, yet with softmax outputs they are most of the variance.
-- *linear*: one effect per player, and the same effect growing or shrinking with the size.
+- *slopes*: one effect per player, and the same effect growing or shrinking with the size.
 - *triples*: products over three players. Products over two cancel between a coalition and its complement, so pairing
   already accounts for them; three is the first order that it leaves.
+
+Slopes and triples can be written out as columns or, where there are more columns than coalitions, as the matrix of
+inner products between coalitions, which needs no column: that of all triples is a cubic in one number.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from torch import Tensor
 from vitshap.coalitions import Coalitions
 from vitshap.estimators.strata import Strata
 
-MOST_TRIPLES = 1200
-
 
 def position(design: Strata) -> Tensor:
     """The strata's place on the axis on which size effects are smooth, log(k / (d - k)), float64 ``[G]``."""
@@ -30,65 +29,118 @@ def position(design: Strata) -> Tensor:
 
 
 def size_curves(design: Strata, knots: int) -> Tensor:
-    """Piecewise linear curves of the size, one per knot, that add up to one; ``[G, knots]``."""
+    """At most ``knots`` piecewise linear curves of the size that add up to one; ``[G, q]``."""
     place = position(design)
     wanted = torch.linspace(float(place[0]), float(place[-1]), max(knots, 1), dtype=torch.float64)
-    nearest = (place[None] - wanted[:, None]).abs().argmin(1).unique()  # knots lie on sizes: none is without data
-    knot = place[nearest]
-    if len(knot) == 1:
-        return torch.ones(len(place), 1, dtype=torch.float64)
-    right = torch.searchsorted(knot, place).clamp(1, len(knot) - 1)
-    share = ((place - knot[right - 1]) / (knot[right] - knot[right - 1])).clamp(0, 1)
-    curves = torch.zeros(len(place), len(knot), dtype=torch.float64)
-    rows = torch.arange(len(place))
-    curves[rows, right - 1] = 1 - share
-    curves[rows, right] += share
-    return curves
+    # Knots lie on sizes, so that none is without data.
+    knot = place[torch.unique((place[None] - wanted[:, None]).abs().argmin(1))]
+    curves = torch.ones(len(place), 1, dtype=torch.float64)
+    if len(knot) > 1:
+        right = torch.searchsorted(knot, place).clamp(1, len(knot) - 1)
+        share = ((place - knot[right - 1]) / (knot[right] - knot[right - 1])).clamp(0, 1)
+        rows = torch.arange(len(place))
+        curves = torch.zeros(len(place), len(knot), dtype=torch.float64)
+        curves[rows, right - 1] = 1 - share
+        curves[rows, right] += share
+    # The difference within a pair changes sign with the order of the two, so halves have no size effect.
+    return curves * (design.multiplicity == 1)[:, None]
+
+
+def slope_curves(design: Strata, number: int) -> Tensor:
+    """Constant, linear and quadratic dependence of a player's effect on the size, ``[G, R]`` with R <= ``number``."""
+    place = position(design)
+    if len(place) == 1:
+        return torch.ones(1, min(number, 1), dtype=torch.float64)
+    place = (place - place.mean()) / place.std()
+    return torch.stack([torch.ones_like(place), place, place**2 - 1], dim=1)[:, :number]
 
 
 @dataclass(frozen=True, eq=False)
 class Controls:
-    """Columns of the regression: players' effects times curves of the size, and triples of players."""
+    """The penalised part of the regression: players' effects times curves of the size, and all triples of players."""
 
     design: Strata
     slopes: Tensor
-    """How a player's effect depends on the size, ``[G, R]``; R = 0 leaves the linear block out."""
-    triples: Tensor
-    """int64 ``[T, 3]``; T = 0 leaves the block out."""
+    """How a player's effect depends on the size, float64 ``[G, R]``; R = 0 leaves the block out."""
+    triples: float = 0.0
+    """Variance expected of all triples together, in units of that of the players' effects; 0 leaves the block out."""
 
     @property
     def num_columns(self) -> int:
-        """Number of columns."""
-        return self.slopes.shape[1] * self.design.num_players + len(self.triples)
+        """Number of columns when written out."""
+        d = self.design.num_players
+        return self.slopes.shape[1] * d + (comb(d, 3) if self.triples else 0)
 
-    def rows(self, members: Coalitions, groups: Tensor) -> Tensor:
+    def columns(self, members: Coalitions, groups: Tensor) -> Tensor:
         """Columns for coalitions ``[n, d]`` of the strata ``groups`` (``[n]``), float64 ``[n, p]``."""
-        centred = centre(members, groups, self.design)  # [n, d]
         slopes = self.slopes.to(members.device)[groups]  # [n, R]
-        linear = (slopes[:, :, None] * centred[:, None, :]).flatten(1)  # [n, R d]
-        if not len(self.triples):
+        linear = (slopes[:, :, None] * centre(members, groups, self.design)[:, None, :]).flatten(1)  # [n, R d]
+        if not self.triples:
             return linear
-        sign = 2 * members.to(torch.float64) - 1
-        one, two, three = self.triples.to(members.device).unbind(1)
-        return torch.cat([linear, sign[:, one] * sign[:, two] * sign[:, three]], dim=1)
+        sign = signs(members)
+        one, two, three = self._all_triples(members.device)
+        return torch.cat([linear, self._triple_variance**0.5 * sign[:, one] * sign[:, two] * sign[:, three]], dim=1)
 
-    def shapley_values(self, coefficients: Tensor) -> Tensor:
-        """``sum over strata of mass * E[(s - k/d) * columns] @ coefficients``: ``[p, O]`` to ``[d, O]``."""
-        d, device = self.design.num_players, coefficients.device
-        size = self.design.sizes.to(torch.float64)
-        variance = size * (d - size) / (d * (d - 1))  # E[(s_i - k/d) s_i], up to centring over players
-        linear = (self.design.mass * variance) @ self.slopes  # [R]
-        blocks = coefficients[: len(linear) * d].unflatten(0, (len(linear), d))  # [R, d, O]
-        values = torch.einsum("r,rdo->do", linear.to(device), blocks)
-        values = values - values.mean(0)
-        if len(self.triples):
-            inside = float((self.design.mass * _triple_moment(self.design)).sum())
-            each = inside * coefficients[len(linear) * d :]  # [T, O]
-            outside = -3 / (d - 3) * each.sum(0) if d > 3 else torch.zeros_like(each.sum(0))
-            values = values + outside
-            for place in range(3):
-                values = values.index_add(0, self.triples[:, place].to(device), each * (1 + 3 / max(d - 3, 1)))
+    def inner_products(self, members: Coalitions, groups: Tensor) -> Tensor:
+        """``columns @ columns.T`` without the columns, float64 ``[n, n]``."""
+        d = self.design.num_players
+        centred = centre(members, groups, self.design)
+        slopes = self.slopes.to(members.device)[groups]
+        products = (centred @ centred.T) * (slopes @ slopes.T)
+        if self.triples:
+            sign = signs(members)
+            agreement = sign @ sign.T  # players on which two coalitions agree, less those on which they differ
+            products = products + self._triple_variance * (agreement**3 - (3 * d - 2) * agreement) / 6
+        return products
+
+    def values_of_columns(self, device: torch.device) -> Tensor:
+        """``sum_k P_k E_k[(s_i - k/d) * column]`` for every player and column, float64 ``[d, p]``."""
+        d = self.design.num_players
+        centring = torch.eye(d, dtype=torch.float64, device=device) - 1 / d
+        values = torch.cat([weight * centring for weight in self._slope_moments.tolist()] or [centring[:, :0]], dim=1)
+        if self.triples:
+            inside = torch.zeros(d, comb(d, 3), dtype=torch.float64, device=device)
+            for member in self._all_triples(device):
+                inside[member, torch.arange(len(member), device=device)] = 1.0
+            values = torch.cat([values, self._triple_variance**0.5 * self._triple_moment * (inside - 3 / d)], dim=1)
         return values
+
+    def values_of_inner_products(self, members: Coalitions, groups: Tensor) -> Tensor:
+        """``values_of_columns @ columns.T`` without the columns, float64 ``[d, n]``."""
+        d = self.design.num_players
+        slopes = self.slopes.to(members.device)[groups]  # [n, R]
+        weight = slopes @ self._slope_moments.to(members.device)  # [n]
+        values = weight[:, None] * centre(members, groups, self.design)
+        if self.triples:
+            sign = signs(members)
+            others = sign.sum(1, keepdim=True) - sign
+            with_player = sign * (others**2 - (d - 1)) / 2  # sum over the triples that hold the player
+            scale = self._triple_variance * self._triple_moment
+            values = values + scale * (with_player - with_player.mean(1, keepdim=True))
+        return values.T
+
+    @property
+    def _slope_moments(self) -> Tensor:
+        d, size = self.design.num_players, self.design.sizes.to(torch.float64)
+        return (self.design.mass * size * (d - size) / (d * (d - 1))) @ self.slopes  # [R]
+
+    @property
+    def _triple_variance(self) -> float:
+        d = self.design.num_players
+        return self.triples * 1.5 / ((d - 1) * (d - 2))  # C(d, 3) triples share what d effects of size 1/4 have
+
+    @property
+    def _triple_moment(self) -> float:
+        """What a triple's product is worth to its members, before centring over players."""
+        d = self.design.num_players
+        moment = 0.0
+        for mass, k in zip(self.design.mass.tolist(), self.design.sizes.tolist(), strict=True):
+            moment += mass * (k / d) * (1 - k / d) * (_sign_product(d - 1, k - 1) + _sign_product(d - 1, k))
+        return moment * d / (d - 3)  # an outsider loses 3 / (d - 3) of it; the difference to an outsider counts
+
+    def _all_triples(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        one, two, three = torch.combinations(torch.arange(self.design.num_players, device=device), 3).unbind(1)
+        return one, two, three
 
 
 def centre(members: Coalitions, groups: Tensor, design: Strata) -> Tensor:
@@ -97,27 +149,14 @@ def centre(members: Coalitions, groups: Tensor, design: Strata) -> Tensor:
     return members.to(torch.float64) - share[:, None]
 
 
-def all_triples(d: int) -> Tensor:
-    """Every set of three players, int64 ``[T, 3]``; none where there are too many to regress on."""
-    if d < 4 or comb(d, 3) > MOST_TRIPLES:
-        return torch.empty(0, 3, dtype=torch.int64)
-    return torch.combinations(torch.arange(d), 3)
+def signs(members: Coalitions) -> Tensor:
+    """+1 for members, -1 for the others, float64."""
+    return 2 * members.to(torch.float64) - 1
 
 
-def _triple_moment(design: Strata) -> Tensor:
-    """``E[(s_i - k/d) z_i z_j z_l]`` with z = 2s - 1 under uniform members, by size, ``[G]``."""
-    d = design.num_players
-    moments = []
-    for k in design.sizes.tolist():
-        others = _sign_product(d - 1, k - 1) if k else 0.0  # i takes part: k - 1 of the other d - 1 do
-        without = _sign_product(d - 1, k)
-        moments.append(k / d * (1 - k / d) * others + (1 - k / d) * (k / d) * without)
-    return torch.tensor(moments, dtype=torch.float64)
-
-
-def _sign_product(others: int, members: int) -> float:
-    """``E[z_j z_l]`` of two of ``others`` players of whom ``members`` take part."""
-    pairs = others * (others - 1)
-    outside = others - members
+def _sign_product(players: int, members: int) -> float:
+    """``E[z_j z_l]`` for the signs of two of ``players`` players of whom ``members`` take part."""
+    pairs = players * (players - 1)
+    outside = players - members
     same = members * (members - 1) + outside * (outside - 1)
     return (2 * same - pairs) / pairs

@@ -33,7 +33,8 @@ def exact(game: Game, /, *, batch: int = 4096) -> Estimate:
     # The two endpoints are remembered by the game: rows 0 and 2^d - 1 are not asked again.
     values = torch.zeros(game.batch_size, d, game.num_outputs, dtype=torch.float64, device=game.device)
     values += joined[d] * full[:, None] - left[0] * base[:, None]
-    for coalitions in torch.split(all_coalitions(d)[1:-1], batch):
+    inner = all_coalitions(d)[1:-1]
+    for coalitions in torch.split(inner, batch) if len(inner) else ():
         members = coalitions.to(game.device)  # [S, d]
         size = members.sum(1)
         share = torch.where(members, joined[size][:, None], -left[size][:, None])  # [S, d]

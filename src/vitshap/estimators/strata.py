@@ -33,6 +33,17 @@ class Strata:
     """Number of units in each stratum."""
 
     @property
+    def multiplicity(self) -> Tensor:
+        """1, but 1/2 for pairs of halves, of which there are half as many as their size suggests; ``[G]``."""
+        return torch.where(self.paired & (2 * self.sizes == self.num_players), 0.5, 1.0).to(torch.float64)
+
+    @property
+    def relative_mass(self) -> Tensor:
+        """The Shapley kernel's weight of a size, ``1 / (k (d - k))``, float64 ``[G]``."""
+        size = self.sizes.to(torch.float64)
+        return 1 / (size * (self.num_players - size))
+
+    @property
     def total(self) -> int:
         """Number of units in all."""
         return sum(self.population)
@@ -50,8 +61,10 @@ def strata(d: int, *, paired: bool) -> Strata:
     return Strata(d, True, sizes, mass, tuple(comb(d, k) // half for k, half in enumerate(halves, start=1)))
 
 
-def allocate(design: Strata, wish: Tensor, total: int, already: Tensor, generator: torch.Generator) -> Tensor:
-    """Split ``total`` units over the strata in proportion to ``wish`` (``[G]``), as int64 ``[G]``.
+def allocate(
+    design: Strata, wish: Tensor, total: int, already: Tensor, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Split ``total`` units over the strata in proportion to ``wish`` (``[G]``): int64 ``[G]``, and what was expected.
 
     No stratum gets more than it has or less than it got ``already``. Fractions are rounded at random without bias.
     """
@@ -61,10 +74,11 @@ def allocate(design: Strata, wish: Tensor, total: int, already: Tensor, generato
     for _ in range(100):  # bisection for the scale at which the capped shares add up to the total
         scale = (low + high) / 2
         low, high = (scale, high) if float(_capped(scale * wish, least, most).sum()) < total else (low, scale)
-    edges = _capped(high * wish, least, most).cumsum(0) + float(torch.rand((), dtype=torch.float64, generator=generator))
+    expected = _capped(high * wish, least, most)
+    edges = expected.cumsum(0) + float(torch.rand((), dtype=torch.float64, generator=generator))
     edges[-1] = max(float(edges[-1]), total)
     counts = torch.diff(edges.floor().clamp(max=total), prepend=torch.zeros(1, dtype=torch.float64))
-    return torch.minimum(counts, most).to(torch.int64)
+    return torch.minimum(counts, most).to(torch.int64), expected
 
 
 def _floor(design: Strata, total: int, most: Tensor) -> Tensor:

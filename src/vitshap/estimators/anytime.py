@@ -1,0 +1,97 @@
+"""The loop that all sampling estimators share: evaluate, estimate, look at the error, stop or go on.
+
+An estimator is a ``State`` that can be advanced to a number of evaluations and asked for what it knows. Budget, stopping
+rule, history and callbacks live here once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from vitshap.estimators.estimate import Checkpoint, Estimate, Watcher, endpoints, error_ratios, without_absent
+from vitshap.game import Game
+
+GROWTH = 1.3
+"""Evaluations between two looks grow by this factor, so that looking costs a bounded share of the work."""
+
+
+class State(Protocol):
+    """A sampling estimator in the middle of its work."""
+
+    method: str
+    smallest: int
+    """Evaluations (endpoints included) below which there is no estimate."""
+    first_look: int
+    """Evaluations before which a partial estimate says too little to be worth its computation."""
+
+    def advance(self, evaluations: int) -> int:
+        """Evaluate up to ``evaluations`` in all, endpoints included; return how many were used, never more."""
+
+    def estimate(self) -> tuple[Tensor, Tensor | None]:
+        """Values and standard errors so far, float64 ``[B, d, K]`` each."""
+
+
+def run(
+    state: State,
+    game: Game,
+    *,
+    budget: int,
+    threshold: float | None,
+    target: Tensor | None,
+    progress: Watcher | None,
+) -> Estimate:
+    """Advance ``state`` until the budget is used or every input's worst class is below ``threshold``."""
+    require_budget(budget, state.smallest, state.method)
+    if threshold is not None and not threshold > 0:
+        raise ValueError(f"threshold is a positive ratio of standard error to range, got {threshold}")
+    base, full = endpoints(game)
+    target = _targets(game, full, target)
+    looks = threshold is not None or progress is not None
+    history: list[Checkpoint] = []
+    for goal in _goals(state.first_look, budget) if looks else (budget,):
+        used = state.advance(goal)
+        values, stderr = without_absent(game, *state.estimate())
+        ratios = error_ratios(values, stderr)  # [B, K]
+        below = ratios.amax(1) < (threshold if threshold is not None else torch.finfo(ratios.dtype).tiny)
+        history.append(Checkpoint(used, float(ratios.max()), float(ratios.gather(1, target[:, None]).max())))
+        estimate = Estimate(values, stderr, base, full, used, state.method, below, tuple(history))
+        if progress is not None:
+            progress(estimate)
+        if bool(below.all()):
+            break
+    return estimate
+
+
+def _goals(first: int, budget: int) -> Iterator[int]:
+    goal = max(first, 128)
+    while goal < budget / GROWTH**0.5:
+        yield goal
+        goal = int(goal * GROWTH)
+    yield budget
+
+
+def require_budget(budget: int, smallest: int, method: str) -> None:
+    """Raise unless ``budget`` is an int of at least ``smallest`` evaluations."""
+    if isinstance(budget, bool) or not isinstance(budget, int):
+        raise TypeError(f"budget is a number of evaluations (int), got {type(budget).__name__}")
+    if budget < smallest:
+        raise ValueError(
+            f"a budget of {budget} evaluations is too small: {method} needs at least {smallest} for this game "
+            f"(the empty and the full coalition included)"
+        )
+
+
+def _targets(game: Game, full: Tensor, target: Tensor | None) -> Tensor:
+    if target is None:
+        return full.argmax(1)
+    if target.dtype != torch.int64 or tuple(target.shape) != (game.batch_size,):
+        raise ValueError(
+            f"target is one class per input, int64 [{game.batch_size}], got {target.dtype} {list(target.shape)}"
+        )
+    if not 0 <= int(target.min()) <= int(target.max()) < game.num_outputs:
+        raise ValueError(f"targets are classes 0 to {game.num_outputs - 1}, got {target.tolist()[:8]}")
+    return target.to(full.device)

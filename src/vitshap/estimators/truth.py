@@ -1,0 +1,176 @@
+"""Stored truth: converged Shapley values of given inputs, which everything else is measured against.
+
+Computed batch by batch, each batch one file that appears whole or not at all (written under another name, then renamed).
+A run that was stopped finds its finished batches and continues; seeds belong to batches, so the result is the same as
+without the stop. Every batch is estimated in two independent halves, whose agreement is the reliability that is stored.
+A truth belongs to one surrogate, named by the hash of its weights: another surrogate is another game.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vitshap.estimators.estimate import Estimate
+from vitshap.estimators.kernel import kernelshap
+from vitshap.estimators.reliability import Estimator, split_half
+from vitshap.game import Game
+
+FORMAT = 1
+RECORD, TENSORS = "truth.json", "truth.safetensors"
+
+
+@dataclass(frozen=True)
+class Specification:
+    """What a truth is of and how it is made; two runs with the same one give the same values."""
+
+    num_inputs: int
+    surrogate: str
+    """Hash of the surrogate's weights."""
+    method: str
+    budget: int
+    """Evaluations per input, both halves and the endpoints together."""
+    batch: int
+    seed: int
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """Converged values of ``N`` inputs."""
+
+    specification: Specification
+    values: Tensor
+    """float64 ``[N, d, K]``."""
+    stderr: Tensor
+    """float64 ``[N, d, K]``."""
+    base_values: Tensor
+    """float64 ``[N, K]``."""
+    full_values: Tensor
+    """float64 ``[N, K]``."""
+    reliability: Tensor
+    """Split-half reliability (Spearman-Brown) of every input and class, float64 ``[N, K]``."""
+
+    @property
+    def reliability_per_class(self) -> Tensor:
+        """Mean over inputs, float64 ``[K]``."""
+        return self.reliability.mean(0)
+
+
+def compute(
+    folder: str | Path,
+    game_of: Callable[[slice], Game],
+    /,
+    *,
+    num_inputs: int,
+    surrogate: str,
+    budget: int,
+    estimator: Estimator = kernelshap,
+    method: str = "kernelshap",
+    batch: int = 8,
+    seed: int = 0,
+    progress: Callable[[int, int], object] | None = None,
+) -> Truth:
+    """Compute the truth of ``num_inputs`` inputs into ``folder``, or finish the one begun there.
+
+    ``game_of(slice)`` makes the game of some of the inputs. ``method`` names ``estimator`` in the record; name its
+    options there too where they are not the default ones. ``progress(done, num_inputs)`` is called after every batch.
+    """
+    if num_inputs < 1 or batch < 1:
+        raise ValueError(f"num_inputs and batch are at least 1, got {num_inputs} and {batch}")
+    folder = Path(folder)
+    specification = Specification(num_inputs, surrogate, method, budget, batch, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    _begin(folder, specification)
+    if (folder / TENSORS).exists():
+        return load(folder)
+    starts = range(0, num_inputs, batch)
+    for start in starts:
+        stop = min(start + batch, num_inputs)
+        if not (part := _part(folder, start)).exists():
+            game = game_of(slice(start, stop))
+            if game.batch_size != stop - start:
+                raise ValueError(f"game_of was asked for {stop - start} inputs and gave {game.batch_size}")
+            _save(part, _tensors(*split_half(estimator, game, budget=budget, seed=seed + start)))
+        if progress is not None:
+            progress(stop, num_inputs)
+    parts = [load_file(_part(folder, start)) for start in starts]
+    tensors = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    _write_record(folder, specification, tensors["reliability"])
+    _save(folder / TENSORS, tensors)
+    for start in starts:
+        _part(folder, start).unlink()
+    return load(folder)
+
+
+def load(folder: str | Path, /, *, surrogate: str | None = None) -> Truth:
+    """Load a finished truth; with ``surrogate``, only if it is of the surrogate with that hash."""
+    folder = Path(folder)
+    if not (folder / TENSORS).exists():
+        raise FileNotFoundError(f"there is no finished truth in {folder}: compute it (again) to finish it")
+    specification = _read_record(folder)
+    if surrogate is not None and surrogate != specification.surrogate:
+        raise ValueError(
+            f"this truth is of the surrogate {specification.surrogate}, not of {surrogate}: "
+            f"a new surrogate needs a new truth"
+        )
+    return Truth(specification=specification, **load_file(folder / TENSORS))
+
+
+def _begin(folder: Path, specification: Specification) -> None:
+    if not (folder / RECORD).exists():
+        _write_record(folder, specification, None)
+        return
+    begun = _read_record(folder)
+    differing = [name for name, value in asdict(begun).items() if value != asdict(specification)[name]]
+    if differing:
+        listed = ", ".join(
+            f"{name} {getattr(begun, name)!r} there, {getattr(specification, name)!r} asked" for name in differing
+        )
+        raise ValueError(f"{folder} holds another truth ({listed}): choose another folder")
+
+
+def _tensors(estimate: Estimate, reliability: Tensor) -> dict[str, Tensor]:
+    if estimate.stderr is None:
+        raise ValueError(f"{estimate.method} gave no standard errors: give it a larger budget")
+    named = {
+        "values": estimate.values,
+        "stderr": estimate.stderr,
+        "base_values": estimate.base_values,
+        "full_values": estimate.full_values,
+        "reliability": reliability,
+    }
+    return {name: tensor.to("cpu", torch.float64).contiguous() for name, tensor in named.items()}
+
+
+def _part(folder: Path, start: int) -> Path:
+    return folder / f"part-{start:08d}.safetensors"
+
+
+def _save(path: Path, tensors: dict[str, Tensor]) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    save_file(tensors, temporary)
+    os.replace(temporary, path)
+
+
+def _write_record(folder: Path, specification: Specification, reliability: Tensor | None) -> None:
+    record: dict[str, object] = {"specification": asdict(specification), "finished": reliability is not None}
+    if reliability is not None:
+        record["reliability_per_class"] = reliability.mean(0).tolist()
+    temporary = folder / (RECORD + ".tmp")
+    temporary.write_text(json.dumps(record, indent=2) + "\n")
+    os.replace(temporary, folder / RECORD)
+
+
+def _read_record(folder: Path) -> Specification:
+    fields = json.loads((folder / RECORD).read_text())["specification"]
+    if fields.get("format") != FORMAT:
+        raise ValueError(f"{folder} has format {fields.get('format')}, this version reads {FORMAT}")
+    return Specification(**fields)

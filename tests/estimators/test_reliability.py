@@ -1,0 +1,52 @@
+"""Split-half reliability against what it claims to be: the squared correlation with the truth."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from tests.estimators.games import size_effect
+from vitshap.analytic import additive
+from vitshap.estimators.kernel import kernelshap
+from vitshap.estimators.permutation import permutation
+from vitshap.estimators.reliability import correlation, reliability_from_errors, spearman_brown, split_half
+
+
+def test_reliability_is_the_squared_correlation_with_the_truth() -> None:
+    game = size_effect(40, batch_size=8, num_outputs=3, noise=0.3)
+    estimate, reliability = split_half(partial(kernelshap, size_effect=False), game, budget=1000)
+    squared = correlation(estimate.values, game.shapley_values) ** 2
+    assert 0.2 < float(squared.mean()) < 0.98  # neither hopeless nor trivial
+    assert float(reliability.mean()) == pytest.approx(float(squared.mean()), abs=0.06)
+    assert float(reliability_from_errors(estimate).mean()) == pytest.approx(float(squared.mean()), abs=0.06)
+
+
+def test_the_budget_is_that_of_both_halves() -> None:
+    game = size_effect(20)
+    estimate, _ = split_half(kernelshap, game, budget=1001)
+    assert game.evaluations == estimate.evaluations <= 1001
+    assert estimate.evaluations > 990
+
+
+def test_both_halves_are_better_than_one() -> None:
+    game = size_effect(20, batch_size=4, noise=0.3)
+    both, _ = split_half(kernelshap, game, budget=2000)
+    one = kernelshap(game, budget=1001)
+    assert both.stderr is not None
+    assert one.stderr is not None
+    assert float(both.stderr.mean() / one.stderr.mean()) == pytest.approx(0.5**0.5, rel=0.1)
+
+
+def test_spearman_brown_by_hand() -> None:
+    assert spearman_brown(torch.tensor([0.5, 1.0, 0.0, -1.0])).tolist() == pytest.approx([2 / 3, 1, 0, -1])
+
+
+def test_outputs_without_differences_between_players() -> None:
+    same = torch.ones(1, 5, 1)
+    assert correlation(same, same).item() == 1
+    assert correlation(same, 2 * same).item() == 0
+
+
+def test_no_reliability_without_errors() -> None:
+    with pytest.raises(ValueError, match="larger budget"):
+        reliability_from_errors(permutation(additive(torch.ones(1, 10, 1)), budget=20))
