@@ -17,8 +17,8 @@ test-long: .venv/dev
 	$(BIN)/python -m pytest -m "long or not long"
 
 lint: .venv/dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
 	$(BIN)/mypy
 
 .venv/bin/python:

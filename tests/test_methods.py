@@ -68,7 +68,7 @@ def test_unknown_names_and_options_name_the_nearest():
     model = StandInModel()
     with pytest.raises(ValueError, match='no method is named "leave-one"; did you mean "leave-one-out"'):
         method("leave-one", model)
-    with pytest.raises(ValueError, match="there are: exact, leave-one-out, random"):
+    with pytest.raises(ValueError, match="there are: exact, kernelshap, permutation, leave-one-out, random"):
         method("zzz", model)
     with pytest.raises(TypeError, match='random has no option "sed"; did you mean "seed"'):
         method("random", model, sed=3)

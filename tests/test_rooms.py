@@ -14,6 +14,7 @@ ROOMS = [
     "players",
     "game",
     "analytic",
+    "shapiq_games",
     "models",
     "plots",
     "explanation",

@@ -2,6 +2,7 @@
 
 from vitshap import coalitions, metrics, players
 from vitshap._version import __version__
+from vitshap.estimators import truth
 from vitshap.explanation import Explanation
 from vitshap.game import Game
 from vitshap.methods import method, methods, register
@@ -20,5 +21,6 @@ __all__ = [
     "metrics",
     "players",
     "register",
+    "truth",
     "wrap",
 ]

@@ -94,6 +94,20 @@ class Game:
             self._grand = self(self._one_coalition(True))[:, 0]
         return self._grand
 
+    def only(self, targets: Tensor, /) -> Game:
+        """The same game with the outputs ``targets`` (int64 ``[B, T]``) alone; evaluations count here too."""
+        self._check_targets(targets)
+        part = Game(
+            lambda coalitions: self(coalitions, targets),
+            num_players=self.num_players,
+            num_outputs=targets.shape[1],
+            batch_size=self.batch_size,
+            device=self.device,
+            player_mask=self.player_mask,
+        )
+        part._null, part._grand = (_take(end[:, None], targets)[:, 0] for end in (self.null, self.grand))
+        return part
+
     def _one_coalition(self, member: bool) -> Coalitions:
         return torch.full((1, self.num_players), member, device=self.device)
 

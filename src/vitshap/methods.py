@@ -31,7 +31,9 @@ Target: TypeAlias = ClassLike | Sequence[ClassLike] | Tensor | None
 ``"predicted"``, or None for all classes."""
 
 _TABLE = {
-    "exact": "vitshap.estimators.exact:Exact",
+    "exact": "vitshap.estimators.as_methods:Exact",
+    "kernelshap": "vitshap.estimators.as_methods:KernelShap",
+    "permutation": "vitshap.estimators.as_methods:Permutation",
     "leave-one-out": "vitshap.baselines.occlusion:LeaveOneOut",
     "random": "vitshap.baselines.chance:Random",
 }
@@ -73,6 +75,8 @@ class Attribution(NamedTuple):
 
     values: Tensor
     stderr: Tensor | None = None
+    converged: Tensor | None = None
+    """Whether the asked accuracy was reached, bool ``[B]``; None where none was asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,6 +184,7 @@ def explain_game(
     return Explanation(
         values=_result(attribution.values).masked_fill(absent, 0),
         stderr=None if stderr is None else _result(stderr).masked_fill(absent, 0),
+        converged=None if attribution.converged is None else attribution.converged.cpu(),
         classes=targets,
         additive=additive,
         base_values=_result(game.null).gather(1, targets) if additive else None,

@@ -22,8 +22,8 @@ from vitshap.coalitions import all_coalitions
 from vitshap.estimators.exact import exact
 from vitshap.estimators.kernel import kernelshap
 from vitshap.estimators.permutation import permutation
-from vitshap.estimators.shapiq import as_shapiq
 from vitshap.game import Game
+from vitshap.shapiq_games import as_shapiq
 
 Contender: TypeAlias = Callable[[Game, int, int], Tensor]
 """Takes a game of one input and one output, a budget and a seed; returns values ``[d]``."""

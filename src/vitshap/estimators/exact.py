@@ -6,7 +6,6 @@ others. Both shares depend on the size alone, so one pass over the coalitions wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import comb
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor
 from vitshap.coalitions import all_coalitions
 from vitshap.estimators.estimate import Estimate, endpoints, without_absent
 from vitshap.game import Game
-from vitshap.methods import Attribution, Method, take_classes
 
 MOST_PLAYERS = 20
 
@@ -52,14 +50,3 @@ def _shares(d: int, device: torch.device) -> tuple[Tensor, Tensor]:
         torch.tensor(joined, dtype=torch.float64, device=device),
         torch.tensor(left, dtype=torch.float64, device=device),
     )
-
-
-@dataclass(frozen=True, eq=False)
-class Exact(Method):
-    """Exact Shapley values of at most 20 players."""
-
-    name = "exact"
-    additive = True
-
-    def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
-        return Attribution(take_classes(exact(game).values, targets))

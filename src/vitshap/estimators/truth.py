@@ -22,6 +22,8 @@ from vitshap.estimators.estimate import Estimate
 from vitshap.estimators.kernel import kernelshap
 from vitshap.estimators.reliability import Estimator, split_half
 from vitshap.game import Game
+from vitshap.models import MaskedModel
+from vitshap.models.masked import Images
 
 FORMAT = 1
 RECORD, TENSORS = "truth.json", "truth.safetensors"
@@ -108,6 +110,31 @@ def compute(
     for start in starts:
         _part(folder, start).unlink()
     return load(folder)
+
+
+def of_images(
+    folder: str | Path,
+    model: MaskedModel,
+    images: Images,
+    /,
+    *,
+    budget: int,
+    batch: int = 8,
+    seed: int = 0,
+    progress: Callable[[int, int], object] | None = None,
+) -> Truth:
+    """The truth of these images under this (surrogate) model, by ``kernelshap``; arguments as for ``compute``."""
+    pixels = model.prepare(images).pixels
+    return compute(
+        folder,
+        lambda part: model.game(pixels[part]),
+        num_inputs=len(pixels),
+        surrogate=model.fingerprint(),
+        budget=budget,
+        batch=batch,
+        seed=seed,
+        progress=progress,
+    )
 
 
 def load(folder: str | Path, /, *, surrogate: str | None = None) -> Truth:

@@ -30,8 +30,9 @@ TENSORS: dict[str, tuple[torch.dtype, tuple[str, ...]]] = {
     "stderr": (torch.float32, ("B", "d", "T")),
     "player_mask": (torch.bool, ("B", "d")),
     "image_box": (torch.float32, ("B", "4")),
+    "converged": (torch.bool, ("B",)),
 }
-OPTIONAL = ("base_values", "full_values", "stderr", "player_mask", "image_box")
+OPTIONAL = ("base_values", "full_values", "stderr", "player_mask", "image_box", "converged")
 
 
 def check(e: Explanation) -> None:

@@ -66,6 +66,8 @@ class Explanation:
     """Which players exist, bool ``[B, d]``; None when all do."""
     image_box: Tensor | None = None
     """Left, top, right, bottom of the net's crop in the original image, float32 ``[B, 4]``."""
+    converged: Tensor | None = None
+    """Whether the accuracy that was asked for was reached, bool ``[B]``; None where none was asked for."""
     seconds: float = 0.0
     """Wall-clock time per image."""
     evaluations: int = 0

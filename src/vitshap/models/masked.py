@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -18,6 +19,7 @@ from vitshap.models.chunks import evaluate_rows, token_budget
 from vitshap.models.packed import EncodePacked, encode_packed
 from vitshap.models.preprocess import Preprocess, is_photo, open_image
 from vitshap.players import Players, PlayersLike, resolve
+from vitshap.shapiq_games import ShapiqGame, as_shapiq
 
 Output: TypeAlias = Literal["softmax", "sigmoid", "identity"]
 Evaluation: TypeAlias = Literal["packed", "full", "explicit"]
@@ -54,6 +56,10 @@ class ImageGame(Game):
             device=prepared.pixels.device,
             player_mask=players.player_mask if players.per_image else None,
         )
+
+    def as_shapiq(self, target: int, /, *, index: int = 0) -> ShapiqGame:
+        """Class ``target`` of image ``index`` as a game of the shapiq package."""
+        return as_shapiq(self, target, index=index)
 
 
 class MaskedModel(nn.Module):
@@ -177,6 +183,14 @@ class MaskedModel(nn.Module):
         if isinstance(self.preprocess, Preprocess):
             boxes = torch.tensor([self.preprocess.box(photo) for photo in photos])
         return Prepared(pixels, boxes)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the net's weights and buffers, their names and types: what a stored truth or bundle belongs to."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.net.state_dict().items()):
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile the packed evaluation (``torch.compile``), for many evaluations on a GPU."""

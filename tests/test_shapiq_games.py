@@ -13,8 +13,8 @@ from vitshap.analytic import random_unanimity
 from vitshap.bench.estimators import from_table, softmax_table, theirs
 from vitshap.estimators.exact import exact
 from vitshap.estimators.kernel import kernelshap
-from vitshap.estimators.shapiq import as_shapiq, from_shapiq
 from vitshap.game import Game
+from vitshap.shapiq_games import as_shapiq, from_shapiq
 
 
 def test_shapiq_computes_our_exact_values() -> None:
