@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from vitshap import Explanation, __version__, demo
 from vitshap.bench import coalitions as bench
-from vitshap.bench.machine import threads
+from vitshap.bench import machine
 from vitshap.cli import app
 
 run = CliRunner().invoke
@@ -21,7 +21,9 @@ def test_version_and_help() -> None:
     assert "coalitions" in run(app, ["bench", "--help"]).stdout
 
 
-def test_bench_coalitions_reports_every_way(tmp_path: Path) -> None:
+def test_bench_coalitions_reports_every_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "seconds", lambda work, device: machine.seconds(work, device, at_least=0, rounds=1))
+    monkeypatch.setattr(bench, "limits", lambda device: machine.Limits(1e11, 1e10))
     out = tmp_path / "numbers.json"
     result = run(app, ["bench", "coalitions", "--device", "cpu", "--coalitions", "2", "--out", str(out)])
     assert result.exit_code == 0, result.output
@@ -53,7 +55,7 @@ def test_work_per_evaluation_is_counted_by_hand_for_one_size() -> None:
 
 def test_threads_are_put_back() -> None:
     before = torch.get_num_threads()
-    with threads(before + 1):
+    with machine.threads(before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
 
@@ -65,3 +67,23 @@ def test_demo_draws_exact_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert explanation.values.shape == (1, 16, 10)
     assert explanation.efficiency_gap().abs().max() < 1e-5
     assert (tmp_path / "digit-0.png").stat().st_size > 10_000
+
+
+@pytest.mark.long
+def test_bench_convergence_on_a_small_net(tmp_path: Path) -> None:
+    import timm
+    from PIL import Image
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    save_file(timm.create_model("vit_tiny_patch16_224").state_dict(), tmp_path / "weights.safetensors")
+    Image.new("RGB", (64, 48), "red").save(tmp_path / "one.png")
+    out = tmp_path / "numbers.json"
+    options = ["--weights", str(tmp_path / "weights.safetensors"), "--net", "vit_tiny_patch16_224", "--classes", "3,5"]
+    small = ["--images", "1", "--budgets", "32", "--reference", "48", "--threshold", "1000", "--no-rivals"]
+    result = run(app, ["bench", "convergence", str(tmp_path), *options, *small, "--device", "cpu", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_text())
+    assert [line["estimator"] for line in found["lines"]] == ["kernelshap"]
+    assert -1 <= found["lines"][0]["correlation"] <= 1
+    assert len(found["threshold"]["evaluations"]) == 1

@@ -28,8 +28,8 @@ ROOMS = [
     "report",
     "experiments",
     "serve",
-    "bench",
     "demo",
+    "bench",
     "cli",
     "__main__",
 ]

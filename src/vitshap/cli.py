@@ -112,6 +112,34 @@ def bench_memory(
     _write_json(out, {"machine": describe(where), "mebibytes": found})
 
 
+@bench.command("estimators")
+def bench_estimators(
+    seeds: Annotated[int, typer.Option(min=1, help="Repetitions of ours and shapiq's estimators.")] = 20,
+    captum_seeds: Annotated[int, typer.Option(min=1, help="Repetitions of captum's, which are slow.")] = 5,
+    digits: Annotated[int, typer.Option(min=0, help="Digits to compare on, after a minute of training.")] = 5,
+    out: Annotated[Path | None, typer.Option(help="Also write every run as JSON.")] = None,
+) -> None:
+    """Evaluations to a given error: ours, shapiq's and captum's estimators, on analytic games and on digits."""
+    from statistics import geometric_mean
+
+    from vitshap.bench import estimators
+
+    errors = (0.2, 0.1, 0.05, 0.03)
+    groups = estimators.compare_all(seeds=seeds, captum_seeds=captum_seeds, digits=digits)
+    for title, rows in groups.items():
+        table = Table(title=f"{title}: evaluations to a relative error, geometric mean", title_justify="left")
+        for heading in ("estimator", *map(str, errors)):
+            table.add_column(heading, justify="left" if heading == "estimator" else "right")
+        needed = [estimators.evaluations_to_error(rows, error) for error in errors]
+        for name in dict.fromkeys(row.estimator for row in rows):
+            means = (geometric_mean([n for (_, own), n in found.items() if own == name]) for found in needed)
+            table.add_row(name, *(f"{mean:,.0f}" for mean in means))
+        ratios = (estimators.ours_over_theirs(rows, error)[0] for error in errors)
+        table.add_row("kernelshap / best of theirs on each game", *(f"{ratio:.2f}" for ratio in ratios))
+        console.print(table)
+    _write_json(out, {title: [vars(row) for row in rows] for title, rows in groups.items()})
+
+
 @bench.command("convergence")
 def bench_convergence(
     data: Annotated[Path, typer.Argument(help="Folder of images.")],
@@ -122,6 +150,8 @@ def bench_convergence(
     budgets: Annotated[str, typer.Option(help="Evaluations per image, comma-separated.")] = "4096,16384,32000,40000",
     reference: Annotated[int, typer.Option(help="Evaluations per image of the reference.")] = 1_048_576,
     threshold: Annotated[float, typer.Option(help="Error over range at which an image has converged.")] = 0.1,
+    rivals: Annotated[bool, typer.Option(help="Also plain KernelSHAP and permutations.")] = True,
+    compiled: Annotated[bool, typer.Option(help="Compile the packed evaluation.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
 ) -> None:
@@ -131,12 +161,20 @@ def bench_convergence(
 
     where = _device(device)
     model, pixels = convergence.load(net, weights, [int(c) for c in classes.split(",") if c], data, images, where)
+    if compiled:
+        model.compile()
 
     def game_of(part: slice) -> Any:
         return model.game(pixels[part])
 
     reached = convergence.measure_threshold(game_of, len(pixels), threshold, budget=2**18)
-    lines = convergence.measure_budgets(game_of, len(pixels), [int(b) for b in budgets.split(",")], reference=reference)
+    lines = convergence.measure_budgets(
+        game_of,
+        len(pixels),
+        [int(b) for b in budgets.split(",")],
+        reference=reference,
+        estimators=list(convergence.ESTIMATORS)[: None if rivals else 1],
+    )
     table = Table(title=f"{net}, {len(pixels)} images, {describe(where)}", title_justify="left")
     for heading in ("estimator", "evaluations", "s/image", "reliability", "others", "correlation", "others"):
         table.add_column(heading, justify="left" if heading == "estimator" else "right")

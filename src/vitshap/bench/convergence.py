@@ -78,14 +78,21 @@ def load(
 
 
 def measure_budgets(
-    game_of: Callable[[slice], Game], images: int, budgets: Sequence[int], *, reference: int, seed: int = 0
+    game_of: Callable[[slice], Game],
+    images: int,
+    budgets: Sequence[int],
+    *,
+    reference: int,
+    estimators: Sequence[str] = tuple(ESTIMATORS),
+    seed: int = 0,
 ) -> list[Line]:
-    """Reliability and correlation of every estimator and budget with a reference of ``reference`` evaluations."""
+    """Reliability and correlation of estimators and budgets with a reference of ``reference`` evaluations."""
     everyone = slice(0, images)
     truth = kernelshap(game_of(everyone), budget=reference, seed=seed + 10**6)
     target = truth.full_values.argmax(1)
     lines = []
-    for name, estimator in ESTIMATORS.items():
+    for name in estimators:
+        estimator = ESTIMATORS[name]
         for budget in budgets:
             started = _now()
             estimate = estimator(game_of(everyone), budget=budget, seed=seed)

@@ -15,8 +15,10 @@ from math import exp, log
 from typing import TypeAlias
 
 import torch
+from rich.console import Console
 from torch import Tensor
 
+from vitshap import demo
 from vitshap.analytic import random_unanimity
 from vitshap.coalitions import all_coalitions
 from vitshap.estimators.exact import exact
@@ -96,6 +98,38 @@ def compare(
                     error = float((values - truth).square().mean().sqrt()) / spread
                     rows.append(Row(title, name, budget, seed, game.evaluations - before, error))
     return rows
+
+
+def compare_all(*, seeds: int = 20, captum_seeds: int = 5, digits: int = 5) -> dict[str, list[Row]]:
+    """Ours, shapiq's and captum's estimators on 20 synthetic games and on ``digits`` digits of a small ViT.
+
+    captum evaluates one coalition at a time in Python, so it gets fewer seeds.
+    """
+    groups = {"20 games of 12 players": synthetic_games()}
+    if digits:
+        groups[f"{digits} digits, 16 players"] = digit_games(digits)
+    everybody = {**OURS, **theirs()}
+    slow = {name: contender for name, contender in everybody.items() if name.startswith("captum")}
+    quick = {name: contender for name, contender in everybody.items() if name not in slow}
+    return {
+        title: compare(games, seeds=range(seeds), contenders=quick)
+        + compare(games, seeds=range(captum_seeds), contenders=slow)
+        for title, games in groups.items()
+    }
+
+
+def digit_games(number: int) -> dict[str, Game]:
+    """Predicted classes of unseen digits: tables of all 65,536 coalitions of a small ViT trained with patches missing."""
+    tables = digit_tables(number)
+    return {f"digit {i}": from_table(table[:, [int(table[-1].argmax())]]) for i, table in enumerate(tables)}
+
+
+def digit_tables(number: int) -> Tensor:
+    """Values of all coalitions of unseen digits, float64 ``[number, 65536, 10]``."""
+    torch.manual_seed(0)
+    digits = demo.load_digits()
+    model = demo.train(digits, Console(quiet=True), epochs=40)
+    return model.game(digits.test[:number])(all_coalitions(model.num_players)).double()
 
 
 def evaluations_to_error(rows: Sequence[Row], error: float) -> dict[tuple[str, str], float]:

@@ -161,6 +161,11 @@ class VariableLength:
     ) -> Tensor:
         if bias is not None:
             raise NotImplementedError("variable-length attention takes no bias")
+        if dropout > 0:
+            raise NotImplementedError(
+                "variable-length attention has no dropout: set the net's attention dropout to 0, "
+                'or train with model.evaluation = "full"'
+            )
         from torch.nn.attention.varlen import varlen_attn
 
         ends, longest = self.boundaries, self.longest

@@ -1,0 +1,52 @@
+"""Convergence is measured on a net whose exact values are known."""
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from tests.models import nets
+from vitshap.bench import convergence
+from vitshap.models import wrap
+
+
+@pytest.fixture(scope="module")
+def game_of():
+    model = wrap(nets.build("timm ViT"))
+    pixels = nets.images("timm ViT", n=3)
+    return lambda part: model.game(pixels[part])
+
+
+def test_more_evaluations_are_more_reliable_and_nearer_to_the_reference(game_of) -> None:
+    lines = convergence.measure_budgets(game_of, 3, [300, 3000], reference=20_000)
+    by = {(line.estimator, line.budget): line for line in lines}
+    assert len(lines) == 6
+    for name in convergence.ESTIMATORS:
+        assert by[name, 3000].correlation > by[name, 300].correlation
+        assert by[name, 3000].reliability_other > by[name, 300].reliability_other
+    assert by["kernelshap", 3000].correlation > 0.999
+    assert by["kernelshap", 300].correlation > by["kernelshap, plain", 300].correlation
+
+
+def test_the_threshold_takes_more_when_it_is_smaller(game_of) -> None:
+    coarse = convergence.measure_threshold(game_of, 3, 0.3, budget=4000)
+    fine = convergence.measure_threshold(game_of, 3, 0.02, budget=4000)
+    assert all(coarse.converged)
+    assert sum(fine.evaluations) > sum(coarse.evaluations)
+    unreachable = convergence.measure_threshold(game_of, 1, 1e-9, budget=300)
+    assert unreachable.converged == [False]
+
+
+def test_weights_rows_of_the_head_and_images_are_loaded(tmp_path: Path) -> None:
+    net = timm.create_model("vit_tiny_patch16_224").eval()
+    save_file(net.state_dict(), tmp_path / "weights.safetensors")
+    Image.new("RGB", (64, 48), "red").save(tmp_path / "one.png")
+    arguments = ("vit_tiny_patch16_224", tmp_path / "weights.safetensors", [7, 3])
+    model, pixels = convergence.load(*arguments, tmp_path, 5, torch.device("cpu"))
+    assert pixels.shape == (1, 3, 224, 224)
+    torch.testing.assert_close(model.logits(pixels), net(pixels)[:, [7, 3]])
+    with pytest.raises(ValueError, match="holds no image"):
+        convergence.load(*arguments, tmp_path / "nowhere", 5, torch.device("cpu"))
