@@ -6,7 +6,7 @@ rule, history and callbacks live here once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from math import isfinite
 from typing import Protocol
 
 import torch
@@ -16,7 +16,11 @@ from vitshap.estimators.estimate import Checkpoint, Estimate, Watcher, endpoints
 from vitshap.game import Game
 
 GROWTH = 1.3
-"""Evaluations between two looks grow by this factor, so that looking costs a bounded share of the work."""
+"""Evaluations between two looks grow by this factor at least, so that looking costs a bounded share of the work."""
+CAUTION = 0.7
+"""Unwatched, the next look comes after this share of the evaluations that are forecast to reach the threshold ..."""
+FARTHEST = 2.0
+"""... but after no more than this factor: a regression often does better than the forecast."""
 
 
 class State(Protocol):
@@ -52,7 +56,8 @@ def run(
     target = _targets(game, full, target)
     looks = threshold is not None or progress is not None
     history: list[Checkpoint] = []
-    for goal in _goals(state.first_look, budget) if looks else (budget,):
+    goal = _rounded(max(state.first_look, 128), budget) if looks else budget
+    while True:
         used = state.advance(goal)
         values, stderr = without_absent(game, *state.estimate())
         ratios = error_ratios(values, stderr)  # [B, K]
@@ -61,17 +66,24 @@ def run(
         estimate = Estimate(values, stderr, base, full, used, state.method, below, tuple(history))
         if progress is not None:
             progress(estimate)
-        if bool(below.all()):
-            break
-    return estimate
+        if goal == budget or bool(below.all()):
+            return estimate
+        goal = _next_look(goal, budget, history[-1], None if progress is not None else threshold)
 
 
-def _goals(first: int, budget: int) -> Iterator[int]:
-    goal = max(first, 128)
-    while goal < budget / GROWTH**0.5:
-        yield goal
-        goal = int(goal * GROWTH)
-    yield budget
+def _next_look(goal: int, budget: int, last: Checkpoint, threshold: float | None) -> int:
+    """Evaluations at the next look: one growth on, or nearer to where ``threshold`` is forecast to be reached."""
+    following = GROWTH * goal
+    if threshold is not None and isfinite(last.worst_ratio):
+        # The ratio falls as one over the square root of the evaluations.
+        forecast = CAUTION * last.evaluations * (last.worst_ratio / threshold) ** 2
+        following = max(following, min(forecast, FARTHEST * goal))
+    return _rounded(following, budget)
+
+
+def _rounded(goal: float, budget: int) -> int:
+    """No look just before the end."""
+    return int(goal) if goal < budget / GROWTH**0.5 else budget
 
 
 def require_budget(budget: int, smallest: int, method: str) -> None:
