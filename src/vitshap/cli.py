@@ -1,11 +1,6 @@
-"""The command. Each subcommand imports what it needs when it runs, so that ``vitshap --help`` is quick."""
+"""The command. Each subcommand imports what it needs when it runs."""
 
 from __future__ import annotations
-
-import os
-
-# Two OpenMP threads that spin beside another job are far slower than threads that sleep; read when torch loads.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import json
 from enum import StrEnum
