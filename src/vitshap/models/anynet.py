@@ -59,6 +59,10 @@ class AnyNet(Adapter):
         raise CannotMask(self.net, "it is known by its input and output alone")
 
     @property
+    def final_norm(self) -> NoReturn:
+        raise CannotMask(self.net, "it is known by its input and output alone")
+
+    @property
     def blocks(self) -> list[nn.Module]:
         return []
 

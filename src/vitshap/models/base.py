@@ -74,6 +74,11 @@ class Adapter(ABC):
 
     @property
     @abstractmethod
+    def final_norm(self) -> nn.Module:
+        """The norm that is applied to every token after the last block."""
+
+    @property
+    @abstractmethod
     def blocks(self) -> list[nn.Module]:
         """The transformer blocks, in order."""
 

@@ -55,6 +55,11 @@ class HuggingFaceViT(Adapter):
         return module
 
     @property
+    def final_norm(self) -> nn.Module:
+        module: nn.Module = self.trunk.layernorm
+        return module
+
+    @property
     def blocks(self) -> list[nn.Module]:
         trunk = self.trunk
         return list(trunk.layers if hasattr(trunk, "layers") else trunk.encoder.layer)

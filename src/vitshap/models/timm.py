@@ -72,6 +72,11 @@ class TimmViT(Adapter):
         return module
 
     @property
+    def final_norm(self) -> nn.Module:
+        module: nn.Module = self._net.norm
+        return module
+
+    @property
     def blocks(self) -> list[nn.Module]:
         return list(self._net.blocks)
 

@@ -45,6 +45,11 @@ class TorchvisionViT(Adapter):
         return module
 
     @property
+    def final_norm(self) -> nn.Module:
+        module: nn.Module = self._net.encoder.ln
+        return module
+
+    @property
     def blocks(self) -> list[nn.Module]:
         return list(self._net.encoder.layers)
 

@@ -1,0 +1,1 @@
+"""Networks that output Shapley values in one forward pass."""

@@ -1,0 +1,1 @@
+"""From somebody's net and images to a surrogate and an explainer."""

@@ -1,0 +1,71 @@
+"""What is minimised: all losses take logits or values in float32, because half precision loses small probabilities."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitshap.coalitions import Coalitions
+from vitshap.models.masked import Output
+
+
+def surrogate_loss(classifier_logits: Tensor, surrogate_logits: Tensor, output: Output) -> Tensor:
+    """How far the surrogate's answers with missing patches are from the classifier's on the whole image; a mean.
+
+    ``classifier_logits``: ``[B, K]``; ``surrogate_logits``: ``[B, S, K]``, or ``[B, K]`` for one coalition each. KL for
+    softmax, the sum over classes of Bernoulli KLs for sigmoid, squared error (summed over outputs) for identity.
+    """
+    f, g = classifier_logits.float().detach(), surrogate_logits.float()
+    if g.ndim == 3:
+        f = f[:, None].expand_as(g)
+    if output == "softmax":
+        divergence = F.kl_div(g.log_softmax(-1), f.log_softmax(-1), reduction="none", log_target=True)
+    elif output == "sigmoid":
+        p = f.sigmoid()
+        divergence = p * (F.logsigmoid(f) - F.logsigmoid(g)) + (1 - p) * (F.logsigmoid(-f) - F.logsigmoid(-g))
+    else:
+        divergence = (f - g).square()
+    return divergence.sum(-1).mean()
+
+
+def classification_loss(logits: Tensor, labels: Tensor, output: Output, class_weights: Tensor | None = None) -> Tensor:
+    """Cross-entropy of ``logits`` (``[B, K]``) for ``labels``: classes ``[B]`` for softmax, 0/1 ``[B]`` or ``[B, K]`` for
+    sigmoid, numbers for identity (squared error). ``class_weights`` (``[K]``) weigh classes; for one logit ``[2]``, the
+    weights of 0 and of 1.
+    """
+    logits = logits.float()
+    if output == "softmax":
+        return F.cross_entropy(logits, labels, weight=class_weights)
+    wanted = labels.to(logits.dtype).view_as(logits)
+    if output == "identity":
+        return (logits - wanted).square().mean()
+    weight = None
+    if class_weights is not None:
+        weight = class_weights[wanted.long()] if logits.shape[-1] == 1 else class_weights.expand_as(logits)
+    return F.binary_cross_entropy_with_logits(logits, wanted, weight=weight)
+
+
+def explainer_loss(values: Tensor, coalitions: Coalitions, worth: Tensor, base: Tensor) -> Tensor:
+    """The weighted-least-squares objective on the paper's scale: d times the mean of ``(v(s) - v(0) - s'phi)^2``.
+
+    ``values``: ``[B, d, K]``, already efficient; ``coalitions``: bool ``[B, S, d]`` drawn from p_Sh; ``worth``: their
+    values ``[B, S, K]``; ``base``: v(0), ``[B, K]``. The mean is over images, coalitions and classes.
+    """
+    predicted = coalitions.to(values.dtype) @ values  # [B, S, K]
+    return values.shape[1] * (worth.float() - base.float()[:, None] - predicted).square().mean()
+
+
+def uniform_explanation(base: Tensor, full: Tensor, d: int) -> Tensor:
+    """The explanation that knows nothing, ``(v(1) - v(0)) / d`` for every player: ``[B, d, K]``."""
+    return ((full - base) / d)[:, None].expand(-1, d, -1)
+
+
+def error_bound(loss: float | Tensor, optimum: float | Tensor, harmonic: float) -> Tensor:
+    """Theorem 1: the mean Euclidean distance to the Shapley values is at most ``sqrt(2 H_{d-1} (L - L*))``.
+
+    ``loss`` and ``optimum`` are on the unscaled objective (that of ``explainer_loss`` divided by d), summed over nothing:
+    one class at a time, or means over classes. ``optimum=0`` gives a valid, looser bound.
+    """
+    excess = torch.as_tensor(loss, dtype=torch.float64) - torch.as_tensor(optimum, dtype=torch.float64)
+    return (2 * harmonic * excess.clamp(min=0)).sqrt()
