@@ -1,0 +1,128 @@
+"""Checkpoints that are whole or not there, and from which training continues to the bit.
+
+A checkpoint is a folder ``step-00000120`` with ``state.safetensors`` (weights, the optimiser's moments) and ``state.json``
+(position, settings, the hash of the first file). It is written under another name and renamed when complete, so a killed
+process or a full disk leaves the former ones as they were. The last two are kept; a damaged one is passed over for the
+one before it. No pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+FORMAT = "vitshap.checkpoint"
+VERSION = 1
+KEPT = 2
+TENSORS, RECORD = "state.safetensors", "state.json"
+
+
+class Checkpoint(NamedTuple):
+    """What was saved: named tensors, and everything else as JSON."""
+
+    tensors: dict[str, Tensor]
+    record: dict[str, Any]
+    path: Path
+
+
+class DamagedCheckpoint(ValueError):
+    """A checkpoint that is incomplete, changed or of another kind; the message names it."""
+
+
+def save(folder: str | Path, step: int, tensors: dict[str, Tensor], record: dict[str, Any]) -> Path:
+    """Write the checkpoint of ``step`` and remove all but the last two."""
+    folder = Path(folder)
+    final = folder / f"step-{step:08d}"
+    partial = folder / f".{final.name}.{os.getpid()}.partial"
+    try:
+        partial.mkdir(parents=True)
+        save_file({name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}, partial / TENSORS)
+        head = {"format": FORMAT, "version": VERSION, "step": step, "sha256": _hash(partial / TENSORS)}
+        (partial / RECORD).write_text(json.dumps({**head, "record": record}))
+        if final.exists():  # the same step again, after a resume from an earlier one
+            shutil.rmtree(final)
+        os.replace(partial, final)
+    except OSError as error:
+        raise OSError(
+            f"the checkpoint of step {step} could not be written ({error}); earlier ones in {folder} are untouched"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    for old in _steps(folder)[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def load(path: str | Path) -> Checkpoint:
+    """Read one checkpoint, or raise ``DamagedCheckpoint``."""
+    path = Path(path)
+    try:
+        head = json.loads((path / RECORD).read_text())
+        kind, version, digest, record = head["format"], head["version"], head["sha256"], head["record"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedCheckpoint(f"{path} is not a complete vitshap checkpoint: {error}") from error
+    if kind != FORMAT or version != VERSION:
+        raise DamagedCheckpoint(f"{path} is {kind} of version {version}; this vitshap reads {FORMAT} {VERSION}")
+    if not (path / TENSORS).exists() or _hash(path / TENSORS) != digest:
+        raise DamagedCheckpoint(f"{path} is damaged: {TENSORS} is not what was written")
+    try:
+        return Checkpoint(load_file(path / TENSORS), record, path)
+    except SafetensorError as error:
+        raise DamagedCheckpoint(f"{path} is damaged: {error}") from error
+
+
+def load_latest(folder: str | Path) -> Checkpoint | None:
+    """The newest sound checkpoint in ``folder``, with a warning for damaged newer ones; None if there is none at all."""
+    damaged = []
+    for path in reversed(_steps(Path(folder))):
+        try:
+            found = load(path)
+        except DamagedCheckpoint as error:
+            damaged.append(str(error))
+            continue
+        for problem in damaged:
+            warnings.warn(f"{problem}; continuing from {found.path.name}", stacklevel=2)
+        return found
+    if damaged:
+        raise DamagedCheckpoint("no checkpoint can be used: " + "; ".join(damaged))
+    return None
+
+
+def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's moments by name; its settings are the caller's."""
+    states = optimiser.state_dict()["state"]
+    return {
+        f"optimiser.{index}.{name}": torch.as_tensor(value)
+        for index, state in states.items()
+        for name, value in state.items()
+    }
+
+
+def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Put back what ``optimiser_tensors`` took."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        if key.startswith("optimiser."):
+            _, index, name = key.split(".", 2)
+            state.setdefault(int(index), {})[name] = tensor
+    whole = optimiser.state_dict()
+    optimiser.load_state_dict({**whole, "state": state})
+
+
+def _steps(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
