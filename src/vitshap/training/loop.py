@@ -1,0 +1,254 @@
+"""One loop for all trainings, on a CPU, a GPU or many processes, that can be killed at any moment and continued to the bit.
+
+What is trained is a module that returns its own loss, so that accelerate can wrap it whatever the loss needs. Nothing is
+drawn from a process's random stream: the order of samples is a function of (seed, epoch), a batch of (epoch, sample
+numbers), dropout of (seed, step), the learning rate of the step. So a checkpoint needs weights, the optimiser's moments
+and the position, and two processes see the same batches as one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from vitshap.training import checkpoints
+
+BEST = "best.safetensors"
+LOG = "log.jsonl"
+
+
+class TrainingDiverged(RuntimeError):
+    """The loss is not finite; the message names step, learning rate and the last good checkpoint."""
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """How to train; the defaults are the paper's for explainers."""
+
+    epochs: int = 100
+    batch_size: int = 64
+    """Samples per optimiser step, over all processes."""
+    learning_rate: float = 1e-4
+    """Peak, after the warm-up; then it falls along a cosine to zero."""
+    warmup_steps: int = 500
+    """At most a tenth of all steps are used."""
+    weight_decay: float = 1e-5
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    seed: int = 0
+    save_every: int = 500
+    """Steps between checkpoints, besides one after every epoch."""
+    patience: int | None = None
+    """Stop after so many epochs without a better validation; None: never."""
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What to train."""
+
+    step: nn.Module
+    """``forward(*batch)`` returns the mean loss of a batch."""
+    trained: nn.Module
+    """The part of ``step`` whose weights are saved and returned."""
+    batch: Callable[[Tensor, int], tuple[Tensor, ...]]
+    """Tensors for samples (int64 ``[n]``, on the CPU) of an epoch, on the device; a pure function."""
+    num_samples: int
+    validate: Callable[[], dict[str, float]]
+    """Metrics of ``trained`` as it is, the same in every process."""
+    select: str = "loss"
+    """The metric that chooses the best weights."""
+    higher_is_better: bool = False
+
+
+@dataclass
+class Progressed:
+    """Where training stands; saved with every checkpoint."""
+
+    step: int = 0
+    losses: list[float] = field(default_factory=list)
+    """Of the steps of the epoch so far."""
+    best: float | None = None
+    best_epoch: int = -1
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+def train(
+    task: Task, config: LoopConfig, folder: str | Path, *, resume: bool = False, console: Console | None = None
+) -> list[dict[str, float]]:
+    """Train, leave the best weights in ``task.trained``, and return one record per epoch."""
+    return _Run(task, config, Path(folder), console or Console(quiet=True)).run(resume)
+
+
+class _Run:
+    def __init__(self, task: Task, config: LoopConfig, folder: Path, console: Console) -> None:
+        if task.num_samples < config.batch_size:
+            raise ValueError(f"{task.num_samples} samples are fewer than a batch of {config.batch_size}")
+        self.task, self.config, self.folder, self.console = task, config, folder, console
+        device = next(task.step.parameters()).device
+        # bfloat16 ends the process on some CPUs, so a CPU trains in float32.
+        self.accelerator = Accelerator(
+            mixed_precision="bf16" if device.type == "cuda" else "no", cpu=device.type == "cpu"
+        )
+        trainable = [p for p in task.step.parameters() if p.requires_grad]
+        optimiser = torch.optim.AdamW(trainable, lr=config.learning_rate, weight_decay=config.weight_decay)
+        self.module, self.optimiser = self.accelerator.prepare(task.step, optimiser)
+        self.state = Progressed()
+        self.epoch_steps = task.num_samples // config.batch_size
+        self.total_steps = config.epochs * self.epoch_steps
+
+    def run(self, resume: bool) -> list[dict[str, float]]:
+        if resume:
+            self._resume()
+        elif checkpoints.load_latest(self.folder / "checkpoints") is not None:
+            raise ValueError(
+                f"{self.folder} holds a training already: continue it with resume, or choose another folder"
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self._progress() as advance:
+            while self.state.step < self.total_steps and not self._out_of_patience():
+                epoch, position = divmod(self.state.step, self.epoch_steps)
+                self._epoch(epoch, position, advance)
+                self._finish_epoch(epoch)
+        self._load_best()
+        return self.state.history
+
+    def _epoch(self, epoch: int, position: int, advance: Callable[[float], None]) -> None:
+        order = sample_order(self.task.num_samples, self.config.seed, epoch)
+        for start in range(position, self.epoch_steps):
+            samples = order[start * self.config.batch_size : (start + 1) * self.config.batch_size]
+            self.state.losses.append(self._step(samples, epoch))
+            advance(self.state.losses[-1])
+            if self.state.step % self.config.save_every == 0 and start + 1 < self.epoch_steps:
+                self._save()
+
+    def _step(self, samples: Tensor, epoch: int) -> float:
+        accelerator, config = self.accelerator, self.config
+        rate = learning_rate(self.state.step, self.total_steps, config)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        torch.manual_seed(config.seed * 1_000_003 + self.state.step)  # for dropout, the same after a resume
+        mine = samples[accelerator.process_index :: accelerator.num_processes]
+        self.module.train()
+        with accelerator.autocast():
+            loss = self.module(*self.task.batch(mine, epoch))
+        # Processes average their gradients: weigh a smaller share so that every sample counts the same.
+        loss = loss * (len(mine) * accelerator.num_processes / len(samples))
+        self.optimiser.zero_grad()
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(self.module.parameters(), config.clip)
+        mean = float(accelerator.reduce(loss.detach().float(), reduction="mean"))
+        if not math.isfinite(mean):
+            self._report_divergence(mean, rate)
+        self.optimiser.step()
+        self.state.step += 1
+        return mean
+
+    def _report_divergence(self, loss: float, rate: float) -> None:
+        last = checkpoints.load_latest(self.folder / "checkpoints")
+        where = "there is no checkpoint yet" if last is None else f"the last good checkpoint is {last.path}"
+        raise TrainingDiverged(f"the loss is {loss} at step {self.state.step} (learning rate {rate:.2e}); {where}")
+
+    def _finish_epoch(self, epoch: int) -> None:
+        self.task.trained.eval()
+        with torch.no_grad(), self.accelerator.autocast():
+            metrics = self.task.validate()
+        self.task.trained.train()
+        value = metrics[self.task.select]
+        sign = 1 if self.task.higher_is_better else -1
+        better = self.state.best is None or sign * value > sign * self.state.best
+        if better:
+            self.state.best, self.state.best_epoch = value, epoch
+            self._write(BEST, self.task.trained.state_dict())
+        losses, self.state.losses = self.state.losses, []
+        record = {"epoch": epoch, "step": self.state.step, "train_loss": sum(losses) / len(losses), **metrics}
+        self.state.history.append(record)
+        self._save()
+        if self.accelerator.is_main_process:
+            _write_text(self.folder / LOG, "".join(json.dumps(line) + "\n" for line in self.state.history))
+        self.console.print(", ".join(f"{k} {v:.4g}" for k, v in record.items()) + (" (best)" if better else ""))
+
+    def _out_of_patience(self) -> bool:
+        patience = self.config.patience
+        return patience is not None and len(self.state.history) - 1 - self.state.best_epoch >= patience > 0
+
+    def _save(self) -> None:
+        if self.accelerator.is_main_process:
+            tensors = {f"weights.{name}": tensor for name, tensor in self.task.trained.state_dict().items()}
+            tensors |= checkpoints.optimiser_tensors(self.optimiser)
+            checkpoints.save(self.folder / "checkpoints", self.state.step, tensors, vars(self.state))
+        self.accelerator.wait_for_everyone()
+
+    def _resume(self) -> None:
+        found = checkpoints.load_latest(self.folder / "checkpoints")
+        if found is None:
+            return
+        weights = {k.removeprefix("weights."): v for k, v in found.tensors.items() if k.startswith("weights.")}
+        self.task.trained.load_state_dict(weights)
+        checkpoints.restore_optimiser(self.optimiser, found.tensors)
+        self.state = Progressed(**found.record)
+
+    def _write(self, name: str, tensors: dict[str, Tensor]) -> None:
+        if not self.accelerator.is_main_process:
+            return
+        temporary = self.folder / f".{name}.tmp"
+        save_file({key: tensor.detach().contiguous().clone() for key, tensor in tensors.items()}, temporary)
+        os.replace(temporary, self.folder / name)
+
+    def _load_best(self) -> None:
+        self.accelerator.wait_for_everyone()
+        self.task.trained.load_state_dict(load_file(self.folder / BEST))
+        self.task.trained.eval()
+
+    @contextmanager
+    def _progress(self) -> Iterator[Callable[[float], None]]:
+        """A bar with loss, rate and time left; yields the function that is told every step's loss."""
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        started, first = time.perf_counter(), self.state.step
+        with Progress(*columns, console=self.console, disable=not self.accelerator.is_main_process) as bar:
+            shown = bar.add_task("training", total=self.total_steps, completed=first, rate="")
+
+            def advance(loss: float) -> None:
+                rate = (self.state.step - first) * self.config.batch_size / (time.perf_counter() - started)
+                description = f"loss {loss:.4g}"
+                bar.update(shown, completed=self.state.step, description=description, rate=f"{rate:,.0f} samples/s")
+
+            yield advance
+
+
+def sample_order(n: int, seed: int, epoch: int) -> Tensor:
+    """The order of samples in an epoch, the same in every process; int64 ``[n]``."""
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
+
+
+def learning_rate(step: int, total: int, config: LoopConfig) -> float:
+    """Linear warm-up, then a cosine to zero."""
+    warmup = min(config.warmup_steps, total // 10)
+    if step < warmup:
+        return config.learning_rate * (step + 1) / warmup
+    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1)))
+
+
+def _write_text(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)

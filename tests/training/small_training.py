@@ -1,0 +1,70 @@
+"""A small but real training, as a program: a ViT learns to tell random images apart with patches missing.
+
+python small_training.py FOLDER [epochs] [save_every]; started again it continues. Prints its pid when it starts to train.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from vitshap.coalitions import uniform_size
+from vitshap.compat import make_torchvision_importable
+from vitshap.models import MaskedModel, wrap
+from vitshap.training.loop import LoopConfig, Task, train
+from vitshap.training.objectives import classification_loss
+
+SAMPLES = 52  # not a multiple of the batch, nor is the batch of two processes
+
+
+class Step(nn.Module):
+    def __init__(self, model: MaskedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor, coalitions: torch.Tensor) -> torch.Tensor:
+        return classification_loss(self.model.logits(images, coalitions)[:, 0], labels, "softmax")
+
+
+def task() -> Task:
+    make_torchvision_importable()
+    from transformers import ViTConfig, ViTForImageClassification
+
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = ViTConfig(image_size=8, patch_size=4, num_channels=1, num_labels=3, hidden_dropout_prob=0.1, **size)
+    model = wrap(ViTForImageClassification(config))
+    images = torch.randn(SAMPLES, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    labels = torch.arange(SAMPLES) % 3
+
+    def batch(samples: torch.Tensor, epoch: int) -> tuple[torch.Tensor, ...]:
+        draws = [
+            uniform_size(4).sample(1, generator=torch.Generator().manual_seed(1000 * epoch + int(i))) for i in samples
+        ]
+        return images[samples], labels[samples], torch.stack(draws)
+
+    def validate() -> dict[str, float]:
+        everything = torch.ones(SAMPLES, 1, 4, dtype=torch.bool)
+        logits = model.logits(images, everything)[:, 0].detach()
+        accuracy = (logits.argmax(1) == labels).float().mean()
+        return {"loss": float(classification_loss(logits, labels, "softmax")), "accuracy": float(accuracy)}
+
+    return Task(Step(model), model, batch, SAMPLES, validate)
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    epochs = int(sys.argv[2]) if len(sys.argv) > 2 else 4
+    save_every = int(sys.argv[3]) if len(sys.argv) > 3 else 3
+    torch.set_num_threads(1)
+    chosen = task()
+    if os.environ.get("WORLD_SIZE"):  # dropout is drawn by each process: without it, two processes equal one
+        chosen.step.eval()
+        for module in chosen.step.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+    print(f"pid {os.getpid()}", flush=True)
+    config = LoopConfig(epochs=epochs, batch_size=10, learning_rate=3e-3, save_every=save_every)
+    train(chosen, config, folder, resume=True)

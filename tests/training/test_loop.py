@@ -1,0 +1,132 @@
+"""The loop: it learns, it survives being killed to the bit, two processes equal one, failures are named."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from tests.training import small_training
+from vitshap.training import checkpoints
+from vitshap.training.loop import LoopConfig, Task, TrainingDiverged, learning_rate, sample_order, train
+
+PROGRAM = [sys.executable, small_training.__file__]
+
+
+def _environment(**extra: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **extra}
+
+
+def test_it_learns_keeps_the_best_and_writes_a_line_per_epoch(tmp_path: Path) -> None:
+    task = small_training.task()
+    history = train(task, LoopConfig(epochs=6, batch_size=10, learning_rate=3e-3), tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert lines == history
+    assert [line["epoch"] for line in lines] == list(range(6))
+    assert lines[-1]["train_loss"] < lines[0]["train_loss"]
+    best = min(line["loss"] for line in lines)
+    assert task.validate()["loss"] == pytest.approx(best, abs=1e-6)
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+    with pytest.raises(ValueError, match="holds a training already"):
+        train(small_training.task(), LoopConfig(epochs=6, batch_size=10), tmp_path)
+
+
+def _run_with_kills(folder: Path, kills: int, seed: int) -> int:
+    """Run the program, kill it ``kills`` times at random moments, let it finish; returns how many kills hit."""
+    moments, hits = random.Random(seed), 0
+    for attempt in range(kills + 1):
+        process = subprocess.Popen([*PROGRAM, str(folder)], stdout=subprocess.PIPE, env=_environment())
+        assert process.stdout.readline().startswith(b"pid")
+        if attempt < kills:
+            time.sleep(moments.uniform(0.0, 0.4))
+            process.kill()
+        code = process.wait()
+        hits += code == -signal.SIGKILL
+    assert code == 0
+    return hits
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.long)])
+def test_killed_and_continued_equals_uninterrupted_to_the_bit(tmp_path: Path, kills: int) -> None:
+    subprocess.run([*PROGRAM, str(tmp_path / "whole")], check=True, env=_environment(), stdout=subprocess.DEVNULL)
+    assert _run_with_kills(tmp_path / "killed", kills, seed=kills) > 0
+    whole, killed = (checkpoints.load_latest(tmp_path / name / "checkpoints") for name in ("whole", "killed"))
+    assert whole.record == killed.record
+    assert whole.tensors.keys() == killed.tensors.keys()
+    assert all(torch.equal(whole.tensors[name], killed.tensors[name]) for name in whole.tensors)
+    best = [load_file(tmp_path / name / "best.safetensors") for name in ("whole", "killed")]
+    assert all(torch.equal(best[0][name], best[1][name]) for name in best[0])
+    assert (tmp_path / "whole" / "log.jsonl").read_text() == (tmp_path / "killed" / "log.jsonl").read_text()
+
+
+def test_two_processes_reach_the_losses_of_one(tmp_path: Path) -> None:
+    logs = []
+    for processes in (1, 2):
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+        folder = tmp_path / str(processes)
+        command = [*launch, small_training.__file__, str(folder), "2"]
+        subprocess.run(command, check=True, env=_environment(), capture_output=True, timeout=300)
+        logs.append([json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()])
+    for one, two in zip(*logs, strict=True):
+        for key in ("train_loss", "loss"):
+            assert two[key] == pytest.approx(one[key], abs=1e-4)
+
+
+class _Explodes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, step: torch.Tensor) -> torch.Tensor:
+        return self.weight.sum() * (float("nan") if int(step.max()) >= 0 else 1.0)
+
+
+def test_a_loss_that_is_not_finite_names_step_rate_and_checkpoint(tmp_path: Path) -> None:
+    module = _Explodes()
+    fine = Task(module, module, lambda samples, epoch: (samples - 100,), 8, lambda: {"loss": 0.0})
+    train(fine, LoopConfig(epochs=1, batch_size=4), tmp_path)
+    broken = Task(module, module, lambda samples, epoch: (samples,), 8, lambda: {"loss": 0.0})
+    with pytest.raises(TrainingDiverged, match=r"nan at step 2 .learning rate .*step-00000002"):
+        train(broken, LoopConfig(epochs=2, batch_size=4), tmp_path, resume=True)
+    with pytest.raises(TrainingDiverged, match="no checkpoint yet"):
+        train(broken, LoopConfig(epochs=1, batch_size=4), tmp_path / "fresh")
+
+
+def test_patience_ends_a_training_that_no_longer_improves(tmp_path: Path) -> None:
+    module = _Explodes()
+    losses = iter([3.0, 2.0, 2.5, 2.5, 1.0, 0.5])
+    task = Task(module, module, lambda samples, epoch: (samples - 100,), 8, lambda: {"loss": next(losses)})
+    history = train(task, LoopConfig(epochs=6, batch_size=4, patience=2), tmp_path)
+    assert [line["loss"] for line in history] == [3.0, 2.0, 2.5, 2.5]
+
+
+def test_fewer_samples_than_a_batch_are_named(tmp_path: Path) -> None:
+    module = _Explodes()
+    task = Task(module, module, lambda samples, epoch: (samples,), 3, lambda: {"loss": 0.0})
+    with pytest.raises(ValueError, match="3 samples are fewer than a batch of 64"):
+        train(task, LoopConfig(), tmp_path)
+
+
+def test_the_learning_rate_warms_up_and_falls_to_zero() -> None:
+    config = LoopConfig(learning_rate=1.0, warmup_steps=10)
+    rates = [learning_rate(step, 200, config) for step in range(200)]
+    assert rates[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)])
+    assert max(rates) == 1.0
+    assert all(a >= b for a, b in pairwise(rates[10:]))
+    assert rates[-1] < 1e-3
+
+
+def test_every_epoch_has_its_own_order_of_all_samples() -> None:
+    one, two = sample_order(50, 0, 0), sample_order(50, 0, 1)
+    assert sorted(one.tolist()) == list(range(50))
+    assert not torch.equal(one, two)
+    assert torch.equal(one, sample_order(50, 0, 0))
