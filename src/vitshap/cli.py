@@ -163,12 +163,19 @@ def bench_convergence(
         return model.game(pixels[part])
 
     reached = convergence.measure_threshold(game_of, len(pixels), threshold, budget=2**18)
+    used, seconds = sorted(reached.evaluations), sorted(reached.seconds)
+    console.print(
+        f"error/range < {threshold:g} for every class: {sum(reached.converged)} of {len(used)} images, evaluations "
+        f"median {used[len(used) // 2]:,} (most {used[-1]:,}), seconds median {seconds[len(used) // 2]:.2f} "
+        f"(most {seconds[-1]:.2f})"
+    )
     lines = convergence.measure_budgets(
         game_of,
         len(pixels),
         [int(b) for b in budgets.split(",")],
         reference=reference,
         estimators=list(convergence.ESTIMATORS)[: None if rivals else 1],
+        note=lambda line: console.print(f"{line.estimator} {line.budget:,}: correlation {line.correlation:.4f}"),
     )
     table = Table(title=f"{net}, {len(pixels)} images, {describe(where)}", title_justify="left")
     for heading in ("estimator", "evaluations", "s/image", "reliability", "others", "correlation", "others"):
@@ -177,12 +184,6 @@ def bench_convergence(
         ratios = (line.reliability, line.reliability_other, line.correlation, line.correlation_other)
         table.add_row(line.estimator, f"{line.budget:,}", f"{line.seconds:.3f}", *(f"{r:.4f}" for r in ratios))
     console.print(table)
-    used, seconds = sorted(reached.evaluations), sorted(reached.seconds)
-    console.print(
-        f"error/range < {threshold:g} for every class: {sum(reached.converged)} of {len(used)} images, evaluations "
-        f"median {used[len(used) // 2]:,} (most {used[-1]:,}), seconds median {seconds[len(used) // 2]:.2f} "
-        f"(most {seconds[-1]:.2f})"
-    )
     _write_json(out, {"machine": describe(where), "lines": [vars(line) for line in lines], "threshold": vars(reached)})
 
 

@@ -84,11 +84,16 @@ def measure_budgets(
     *,
     reference: int,
     estimators: Sequence[str] = tuple(ESTIMATORS),
+    note: Callable[[Line], object] = lambda line: None,
     seed: int = 0,
 ) -> list[Line]:
-    """Reliability and correlation of estimators and budgets with a reference of ``reference`` evaluations."""
+    """Reliability and correlation of estimators and budgets with a reference of ``reference`` evaluations.
+
+    The reference allots its evaluations beforehand (``sampling="balanced"``), so that it shares nothing with the default
+    but the regression. ``note`` is told every line when it is there.
+    """
     everyone = slice(0, images)
-    truth = kernelshap(game_of(everyone), budget=reference, seed=seed + 10**6)
+    truth = kernelshap(game_of(everyone), budget=reference, sampling="balanced", seed=seed + 10**6)
     target = truth.full_values.argmax(1)
     lines = []
     for name in estimators:
@@ -100,6 +105,7 @@ def measure_budgets(
             _, halves = split_half(estimator, game_of(everyone), budget=budget, seed=seed + 1)
             agreement = correlation(estimate.values, truth.values)
             lines.append(Line(name, budget, seconds, *_by_target(halves, target), *_by_target(agreement, target)))
+            note(lines[-1])
     return lines
 
 

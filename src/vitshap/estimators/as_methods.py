@@ -57,7 +57,7 @@ class KernelShap(_Sampled):
     paired: bool = True
     size_effect: bool = True
     moments: Moments = "auto"
-    sampling: Sampling = "balanced"
+    sampling: Sampling = "adaptive"
 
     name = "kernelshap"
 

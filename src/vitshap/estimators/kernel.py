@@ -7,35 +7,19 @@ a batch, so that one factorisation serves every input and class.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from vitshap.coalitions import Coalitions, harmonic_number
+from vitshap.estimators.adaptive import AdaptiveState
 from vitshap.estimators.anytime import State, run
-from vitshap.estimators.controls import Controls, size_curves, slope_curves
-from vitshap.estimators.estimate import Estimate, Watcher, endpoints
+from vitshap.estimators.estimate import Estimate, Watcher
 from vitshap.estimators.exact import exact
 from vitshap.estimators.plain import PlainState
-from vitshap.estimators.regression import Fit, Sample, assemble, better
-from vitshap.estimators.ridge import NO_PENALTY, PENALTIES, fit
-from vitshap.estimators.strata import Drawer, Strata, allocate, strata
+from vitshap.estimators.size_effect import Moments, Sampling, SizeEffectState
 from vitshap.game import Game
 
-Moments: TypeAlias = Literal["auto", "exact", "sampled"]
-Sampling: TypeAlias = Literal["balanced", "shapley", "leverage"]
-"""How the budget is split over sizes: by the Shapley kernel, evenly (leverage scores), or three quarters of the way from
-even to the kernel, which did best over games of 12 to 196 players."""
-
-MOST_COLUMNS = 1200
-"""Triples are regressed on where columns or units are at most so many: beyond, the factorisation costs too much."""
-CANDIDATES = ((1, 0.0), (1, 0.1), (3, 0.3))
-"""Numbers of slopes per player, with the variance expected of triples relative to that of single players."""
-UNITS_PER_KNOT = 32
-AMPLE = 20
-"""With so many units per column a penalty changes nothing worth its cost."""
+__all__ = ["Moments", "Sampling", "kernelshap"]
 
 
 def kernelshap(
@@ -46,7 +30,7 @@ def kernelshap(
     paired: bool = True,
     size_effect: bool = True,
     moments: Moments = "auto",
-    sampling: Sampling = "balanced",
+    sampling: Sampling = "adaptive",
     threshold: float | None = None,
     target: Tensor | None = None,
     batch: int = 4096,
@@ -59,114 +43,25 @@ def kernelshap(
     is below that share of the values' range, for the worst class of every input; ``target`` (``[B]``, default the
     predicted class) only chooses the second ratio of the history. ``progress`` is called with every partial estimate.
     ``moments``: "exact" subtracts size curves only (unbiased at any budget), "sampled" also regresses on the players,
-    "auto" weighs between them by leave-one-out error. ``batch`` coalitions are given to the game at a time.
+    "auto" weighs between them by leave-one-out error. ``sampling``: how evaluations are split over sizes; "adaptive" learns
+    it from the first eighth of them where that pays (otherwise "balanced"). ``batch`` coalitions are given to the game at a
+    time.
     """
     _check_choice("moments", moments, ("auto", "exact", "sampled"))
-    _check_choice("sampling", sampling, ("balanced", "shapley", "leverage"))
+    _check_choice("sampling", sampling, ("adaptive", "balanced", "shapley", "leverage"))
     if batch < 2:
         raise ValueError(f"batch is the number of coalitions evaluated at a time, at least 2; got {batch}")
     if game.num_players == 1:
         return exact(game)
     state: State
     if size_effect:
-        state = SizeEffectState(game, paired, moments, sampling, batch, seed)
+        adaptive = sampling == "adaptive" and paired and moments == "auto"
+        state = (AdaptiveState if adaptive else SizeEffectState)(game, paired, moments, sampling, batch, seed)
     else:
         # As published, the moment matrix is sampled; few evaluations cannot determine it, and the exact one is known.
         sampled = moments == "sampled" or (moments == "auto" and budget >= 20 * game.num_players)
         state = PlainState(game, paired, sampled, sampling, batch, seed)
     return run(state, game, budget=budget, threshold=threshold, target=target, progress=progress)
-
-
-class SizeEffectState:
-    """Units evaluated so far; implements ``State``."""
-
-    def __init__(self, game: Game, paired: bool, moments: Moments, sampling: Sampling, batch: int, seed: int) -> None:
-        """Nothing is evaluated yet."""
-        self.method = "kernelshap"
-        self._game, self._moments, self._batch = game, moments, batch
-        self._design = strata(game.num_players, paired=paired)
-        self._per_unit = 2 if paired else 1
-        needed = min(game.num_players + 3 if moments == "sampled" else 2, self._design.total)
-        self.smallest = 2 + self._per_unit * needed
-        # From here on every stratum has units, so that steps add up to the same as one draw.
-        self.first_look = 2 + self._per_unit * max(4 * len(self._design.population), 2 * needed)
-        self._rounding = torch.Generator().manual_seed(seed)
-        self._drawer = Drawer(self._design, torch.Generator(device=game.device).manual_seed(seed))
-        exponent = {"balanced": 0.75, "shapley": 1.0, "leverage": 0.0}[sampling]
-        self._wish = self._design.relative_mass**exponent * self._design.multiplicity
-        self._expected = torch.zeros_like(self._design.mass)
-        self._parts: list[tuple[Coalitions, Tensor, Tensor]] = []
-
-    def advance(self, evaluations: int) -> int:
-        """Evaluate new units up to ``evaluations`` in all."""
-        total = min((evaluations - 2) // self._per_unit, self._design.total)
-        counts, self._expected = allocate(self._design, self._wish, total, self._drawer.drawn, self._rounding)
-        if bool((counts > self._drawer.drawn).any()):
-            members, groups = self._drawer.up_to(counts)
-            self._parts.append((members, groups, self._evaluate(members)))
-        return 2 + self._per_unit * int(self._drawer.drawn.sum())
-
-    def _evaluate(self, members: Coalitions) -> Tensor:
-        """v(s), or v(s) - v(1-s), ``[n, B K]`` in the game's own precision."""
-        values = []
-        for part in torch.split(members, max(self._batch // self._per_unit, 1)):
-            if self._per_unit == 1:
-                value = self._game(part)
-            else:
-                one, other = self._game(torch.cat([part, ~part])).chunk(2, dim=1)
-                value = one - other
-            values.append(value.transpose(0, 1).flatten(1))
-        return torch.cat(values)
-
-    def _sample(self) -> Sample:
-        members, groups, y = (torch.cat(column) for column in zip(*self._parts, strict=True))
-        order = torch.argsort(groups, stable=True)
-        counts = self._drawer.drawn
-        # Where less than one unit is expected, chance decides whether there is any: its weight makes up for that.
-        weight = self._design.mass / torch.where(self._expected < 1, self._expected, counts.to(torch.float64))
-        return Sample(self._design, members[order], groups[order], counts, weight, y[order].to(torch.float64))
-
-    def estimate(self) -> tuple[Tensor, Tensor]:
-        """Values and standard errors ``[B, d, K]``."""
-        game, sample = self._game, self._sample()
-        base, full = endpoints(game)
-        factor = harmonic_number(game.num_players - 1) * (2 / self._per_unit)
-        values, variance = assemble(sample, _regress(sample, self._moments), factor)  # [d, B K]
-        shape = (game.num_players, game.batch_size, game.num_outputs)
-        values = values.view(shape).transpose(0, 1) + ((full - base) / game.num_players)[:, None]
-        return values, variance.view(shape).transpose(0, 1).sqrt()
-
-
-def _regress(sample: Sample, moments: Moments) -> Fit:
-    """The candidate that leaves each output the least variance."""
-    n = len(sample.groups)
-    curves = size_curves(sample.design, min(max(n // UNITS_PER_KNOT, 2), len(sample.counts)))
-    best: Fit | None = None
-    for controls in _candidates(sample.design, n, moments):
-        ample = moments == "sampled" or (controls is not None and n > AMPLE * controls.num_columns)
-        fitted = fit(sample, curves, controls, NO_PENALTY if ample else PENALTIES)
-        best = fitted if best is None else better(best, fitted)
-    if best is None:
-        raise ValueError("there is nothing to regress on")
-    return best
-
-
-def _candidates(design: Strata, n: int, moments: Moments) -> Iterator[Controls | None]:
-    d = design.num_players
-    if moments == "sampled":
-        yield Controls(design, slope_curves(design, 3 if n > 12 * d else 1))
-        return
-    yield None
-    if moments == "exact" or n < 8:
-        return
-    tried = set()
-    for slopes, triples in CANDIDATES:
-        controls = Controls(design, slope_curves(design, slopes), triples if design.paired and d > 3 else 0.0)
-        if min(n, controls.num_columns) > MOST_COLUMNS:
-            controls = Controls(design, controls.slopes)
-        if (slopes, controls.triples) not in tried:
-            tried.add((slopes, controls.triples))
-            yield controls
 
 
 def _check_choice(name: str, given: str, choices: Sequence[str]) -> None:

@@ -1,0 +1,233 @@
+"""Evaluations where the error is: sizes and pairs allotted by what the regression on a pilot leaves unexplained.
+
+A pair (s, 1-s) spends as much on its large coalition as on its small one, though a classifier that is already certain of
+the large one learns nothing from it; and sizes at which all coalitions are worth the same need few evaluations. So after
+a pilot of ordinary pairs, each input gets n_k coalitions of every size k <= d/2 and m_k complements, pairs as far as the
+smaller of the two reaches, chosen to make the variance of its values least (docs/estimators.md, section 10).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log
+
+import torch
+from torch import Tensor
+
+from vitshap.coalitions import Coalitions, harmonic_number
+from vitshap.estimators.estimate import endpoints
+from vitshap.estimators.regression import Fit, Sample
+from vitshap.estimators.sides import Moment, Side, difference, moment, smooth
+from vitshap.estimators.size_effect import MOST_COLUMNS, Moments, Sampling, SizeEffectState, regress
+from vitshap.estimators.strata import ENUMERABLE, allocate
+from vitshap.game import Game
+
+PILOT = 1 / 8
+"""Share of the evaluations that are drawn before anything is known."""
+WORTH = 1.2
+"""The variance must be promised to fall by this factor, or all evaluations are ordinary pairs."""
+HORIZON = 4
+"""Where partial estimates are watched, this factor of the evaluations so far is what the promise is about."""
+KEPT = 0.1
+"""Share of the evaluations that stays with the ordinary allocation, in case the pilot missed something."""
+
+
+class AdaptiveState(SizeEffectState):
+    """A pilot of pairs, then as many small and large coalitions of every size as each input needs."""
+
+    def __init__(self, game: Game, paired: bool, moments: Moments, sampling: Sampling, batch: int, seed: int) -> None:
+        """Nothing is evaluated yet; ``paired`` must be true."""
+        super().__init__(game, paired, moments, sampling, batch, seed)
+        # Halves that are listed rather than drawn come in one order only, and few players need no economies: pairs.
+        self._possible = self._design.population[-1] > ENUMERABLE
+        # A side has no order within pairs, so halves have a size effect like all others.
+        self._side = replace(self._design, paired=False)
+        self._members = torch.zeros(0, game.num_players, dtype=torch.bool, device=game.device)
+        self._groups = torch.zeros(0, dtype=torch.int64, device=game.device)
+        self._order = torch.zeros(0, dtype=torch.int64, device=game.device)  # place among the units of its stratum
+        self._values: Tensor | None = None  # [2, B, N, K]: v(s), v(1-s); zero where not evaluated
+        self._both: list[Tensor] = []
+        self._counts: Tensor | None = None  # [B, 2, G] once allotted, on the CPU
+        self._fitted: dict[int, tuple[Side, Side]] = {}
+
+    def advance(self, evaluations: int) -> int:
+        """Evaluate up to ``evaluations`` in all: pairs, until the pilot is there and says what else."""
+        if self._counts is None:
+            # While pairs are few they are regressed on triples, which sides do not have.
+            if not self._possible or evaluations < 2 * max(self.first_look, MOST_COLUMNS + 2):
+                return super().advance(evaluations)
+            used = 2 + 2 * int(self._drawer.drawn.sum())
+            super().advance(max(self.first_look, int(PILOT * evaluations), used))
+            if not self._switch(max(evaluations, HORIZON * used)):
+                return super().advance(evaluations)
+        self._allot(evaluations - 2)
+        return 2 + int(self._counts_now.sum((1, 2)).max())
+
+    @property
+    def switched(self) -> bool:
+        """Whether evaluations are allotted by the errors found."""
+        return self._counts is not None
+
+    @property
+    def _counts_now(self) -> Tensor:
+        if self._counts is None:
+            raise RuntimeError("nothing is allotted before the pilot")
+        return self._counts
+
+    def _evaluate(self, members: Coalitions) -> Tensor:
+        if not self._possible:
+            return super()._evaluate(members)
+        parts = torch.split(members, max(self._batch // 2, 1))
+        both = [torch.stack(self._game(torch.cat([part, ~part])).chunk(2, dim=1)) for part in parts]  # [2, B, n, K]
+        self._both.append(torch.cat(both, dim=2))
+        return (self._both[-1][0] - self._both[-1][1]).transpose(0, 1).flatten(1)
+
+    def _switch(self, evaluations: int) -> bool:
+        """Take the pilot over as the first units of every stratum, if an allocation of its own promises enough."""
+        sample = self._sample()
+        members = torch.cat([members for members, _, _ in self._parts])
+        groups = torch.cat([groups for _, groups, _ in self._parts])
+        self._members, self._groups = members[:0], groups[:0]
+        self._append(members, groups, torch.zeros_like(self._drawer.drawn), torch.cat(self._both, dim=2))
+        self._counts = self._drawer.drawn.repeat(self._game.batch_size, 2, 1)
+        paired = smooth(self._design, sample.groups, self._per_input(regress(sample, self._moments).error))  # [B, G]
+        usual = allocate(
+            self._design, self._wish, (evaluations - 2) // 2, self._drawer.drawn, torch.Generator().manual_seed(0)
+        )[1]
+        before, after = 0.0, 0.0
+        for b, errors in enumerate(self._moments_of_inputs()):
+            ours = self._split(b, errors, evaluations - 2, torch.Generator().manual_seed(0))
+            before += float((self._weight * paired[b] / usual).sum().log())
+            after += float((self._weight * errors.variance(ours)).sum().log())
+        if before - after > log(WORTH) * self._game.batch_size:
+            self._parts.clear()
+            self._both.clear()
+            return True
+        self._counts = self._values = None
+        self._fitted.clear()
+        return False
+
+    @property
+    def _weight(self) -> Tensor:
+        """What a squared error at each size adds to the variance of the values, up to a factor; ``[G]``."""
+        drawn = torch.tensor([float(n > ENUMERABLE) for n in self._design.population], dtype=torch.float64)
+        return self._design.mass**2 / self._design.relative_mass * drawn
+
+    def _per_input(self, error: Tensor) -> Tensor:
+        """Squares summed over outputs, ``[n, B]``."""
+        return error.square().view(len(error), self._game.batch_size, -1).sum(2)
+
+    def _append(self, members: Coalitions, groups: Tensor, before: Tensor, values: Tensor | None) -> None:
+        """Add units of which ``before`` (``[G]``) were there already."""
+        counts = torch.bincount(groups, minlength=len(before))
+        by_group = torch.argsort(groups, stable=True)
+        place = torch.empty_like(groups)
+        place[by_group] = (
+            torch.arange(len(groups), device=groups.device) - (counts.cumsum(0) - counts)[groups[by_group]]
+        )
+        if values is None:
+            old = self._values
+            if old is None:
+                raise RuntimeError("the pilot comes first")
+            values = torch.cat([old, old.new_zeros(*old.shape[:2], len(groups), old.shape[3])], dim=2)
+        self._order = torch.cat([self._order[: len(self._groups)], place + before.to(groups.device)[groups]])
+        self._members = torch.cat([self._members, members])
+        self._groups = torch.cat([self._groups, groups])
+        self._values = values
+
+    def _moments_of_inputs(self) -> list[Moment]:
+        return [moment(*self._sides(b), len(self._groups)) for b in range(self._game.batch_size)]
+
+    def _split(self, b: int, errors: Moment, total: int, generator: torch.Generator) -> Tensor:
+        """Small and large coalitions of every size for one input, int64 ``[2, G]``."""
+        halves = 2 * self._design.sizes == self._design.num_players
+        best = self._design.mass / self._design.relative_mass.sqrt() * errors.needs(halves).sqrt()
+        usual = self._wish.expand(2, -1)
+        wish = ((1 - KEPT) * best / best.sum().clamp(min=1e-300) + KEPT * usual / usual.sum()).flatten()
+        population = self._design.population
+        both = replace(self._side, mass=self._side.mass.repeat(2), population=population + population)
+        already = self._counts_now[b].flatten()
+        counts = allocate(both, wish, total, already, generator)[0]
+        counts = torch.maximum(counts, already).view(2, -1)
+        counts = counts.where(~halves, torch.maximum(counts.amin(0), already.view(2, -1).amax(0)))
+        excess = int(counts.sum()) - total
+        if excess > 0:  # rounding only: the best endowed gives it back
+            counts.view(-1)[int((counts - already.view(2, -1)).where(~halves, 0).argmax())] -= excess
+        return counts
+
+    def _allot(self, total: int) -> None:
+        """Split ``total`` evaluations per input over sizes and sides by the errors so far, and evaluate what is new."""
+        before = self._counts_now
+        after = torch.stack(
+            [self._split(b, errors, total, self._rounding) for b, errors in enumerate(self._moments_of_inputs())]
+        )
+        drawn = self._drawer.drawn.clone()
+        needed = torch.maximum(after.amax((0, 1)), drawn)
+        if bool((needed > drawn).any()):
+            self._append(*self._drawer.up_to(needed), drawn, None)
+        asked, places = [], []
+        for old, new in zip(before, after, strict=True):
+            new_units = (self._order >= old.to(self._order.device)[:, self._groups]) & (
+                self._order < new.to(self._order.device)[:, self._groups]
+            )  # [2, N]
+            sides, rows = new_units.nonzero(as_tuple=True)
+            asked.append(self._members[rows] ^ (sides == 1)[:, None])
+            places.append((sides, rows))
+        self._counts = after
+        self._fitted.clear()
+        # Every input has as many, but for rounding at halves: the others ask for one coalition more than once.
+        most = max(len(rows) for rows in asked)
+        coalitions = torch.stack(
+            [torch.cat([rows, rows.new_ones(most - len(rows), rows.shape[1])]) for rows in asked]
+        )  # [B, S, d]
+        values = self._values_now
+        for first in range(0, most, self._batch):
+            part = self._game(coalitions[:, first : first + self._batch])
+            for b, (sides, rows) in enumerate(places):
+                here = slice(first, min(first + self._batch, len(rows)))
+                values[sides[here], b, rows[here]] = part[b, : len(rows[here])]
+
+    @property
+    def _values_now(self) -> Tensor:
+        if self._values is None:
+            raise RuntimeError("nothing is evaluated before the pilot")
+        return self._values
+
+    def _evaluated(self, b: int) -> Tensor:
+        """Which small and large coalitions were evaluated for an input, bool ``[2, N]``."""
+        return self._order < self._counts_now[b].to(self._order.device)[:, self._groups]
+
+    def _sides(self, b: int) -> tuple[Side, Side]:
+        if b not in self._fitted:
+            # After the pilot all inputs were asked the same, and one factorisation serves them all.
+            alike = bool((self._counts_now == self._counts_now[b]).all())
+            inputs = range(self._game.batch_size) if alike else range(b, b + 1)
+            small, large = (self._side_of(inputs, side) for side in (0, 1))
+            self._fitted.update(zip(inputs, zip(small, large, strict=True), strict=True))
+        return self._fitted[b]
+
+    def _side_of(self, inputs: range, side: int) -> list[Side]:
+        """The small (0) or large (1) coalitions of inputs that were asked about the same ones."""
+        rows = self._evaluated(inputs[0])[side].nonzero()[:, 0]
+        rows = rows[torch.argsort(self._groups[rows], stable=True)]
+        counts = self._counts_now[inputs[0], side]
+        y = self._values_now[side, inputs.start : inputs.stop, rows].to(torch.float64).transpose(0, 1).flatten(1)
+        sample = Sample(self._side, self._members[rows], self._groups[rows], counts, self._side.mass / counts, y)
+        fitted = regress(sample, self._moments)
+        parts = [
+            part.chunk(len(inputs), dim=-1) for part in (fitted.residual, fitted.error, fitted.known, fitted.score)
+        ]
+        return [Side(sample, Fit(*fields), rows) for fields in zip(*parts, strict=True)]
+
+    def estimate(self) -> tuple[Tensor, Tensor]:
+        """Values and standard errors ``[B, d, K]``."""
+        if self._counts is None:
+            return super().estimate()
+        base, full = endpoints(self._game)
+        factor = harmonic_number(self._game.num_players - 1)
+        values, errors = [], []
+        for b in range(self._game.batch_size):
+            value, variance = difference(*self._sides(b), len(self._groups))
+            values.append(factor * value + (full - base)[b] / self._game.num_players)
+            errors.append(factor * variance.sqrt())
+        return torch.stack(values), torch.stack(errors)
