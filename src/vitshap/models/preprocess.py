@@ -47,7 +47,7 @@ class Preprocess:
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Pixels ``[C, H, W]``, float32."""
-        image = ImageOps.exif_transpose(image).convert("L" if len(self.mean) == 1 else "RGB")
+        image = eight_bit(image, channels=len(self.mean))
         height, width = self._resized(image.height, image.width)
         image = image.resize((width, height), _RESAMPLE[self.interpolation])
         top, left = self._corner(height, width)
@@ -120,3 +120,34 @@ def is_photo(source: object) -> bool:
     if isinstance(source, Image.Image | str | PathLike):
         return True
     return isinstance(source, Sequence) and len(source) > 0 and all(is_photo(item) for item in source)
+
+
+def eight_bit(image: Image.Image, *, channels: int = 3) -> Image.Image:
+    """An image of any mode, upright, in mode L (1 channel) or RGB (3); what is transparent becomes white.
+
+    PIL's plain ``convert`` clips 16-bit radiographs to white, drops transparency (leaving whatever colour was hidden under
+    it) and ignores how the camera was held.
+    """
+    if channels not in (1, 3):
+        raise ValueError(f"images are read with 1 or 3 channels, got {channels}")
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I") or image.mode == "F":
+        image = _scaled_to_eight_bit(image)
+    elif "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "La", "RGBa"):
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, image)
+    return image.convert("L" if channels == 1 else "RGB")
+
+
+def _scaled_to_eight_bit(image: Image.Image) -> Image.Image:
+    """A deep grey image by its full scale: 16-bit files are divided by 257, float ones in 0..1 multiplied by 255."""
+    values = np.asarray(image, dtype=np.float64)
+    if image.mode.startswith("I;16"):
+        full = 65535.0
+    else:  # 32-bit whole numbers or floats: the file does not say what white is
+        scales = (1.0, 255.0, 65535.0) if image.mode == "F" else (255.0, 65535.0)
+        greatest = float(np.nanmax(values, initial=0.0))
+        full = next((scale for scale in scales if greatest <= scale), greatest)
+    scaled = np.nan_to_num(values / full, nan=0.0).clip(0, 1) * 255
+    return Image.fromarray(scaled.round().astype(np.uint8))

@@ -1,0 +1,42 @@
+"""Data sets, their splits, and what is drawn for each sample: augmentation and coalitions."""
+
+from vitshap.data.augment import Augmentation, normalised
+from vitshap.data.coalition_draws import sample_coalitions
+from vitshap.data.counter import shuffled
+from vitshap.data.dataset import ImageData, Splits, require_a_batch, require_labels
+from vitshap.data.decode import UnreadableImage, read_image
+from vitshap.data.digits import load_digits
+from vitshap.data.items import Batch
+from vitshap.data.load import load_data
+from vitshap.data.pixels import (
+    CachedPixels,
+    PixelSource,
+    StreamedPixels,
+    cache_bytes,
+    cache_pixels,
+    iterate_pixels,
+    open_pixels,
+)
+
+__all__ = [
+    "Augmentation",
+    "Batch",
+    "CachedPixels",
+    "ImageData",
+    "PixelSource",
+    "Splits",
+    "StreamedPixels",
+    "UnreadableImage",
+    "cache_bytes",
+    "cache_pixels",
+    "iterate_pixels",
+    "load_data",
+    "load_digits",
+    "normalised",
+    "open_pixels",
+    "read_image",
+    "require_a_batch",
+    "require_labels",
+    "sample_coalitions",
+    "shuffled",
+]

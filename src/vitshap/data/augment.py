@@ -1,0 +1,176 @@
+"""Augmentation of whole batches on the device: crop, flips and colour jitter in one vectorised pass.
+
+What happens to a sample is a pure function of (seed, epoch, sample index), see ``counter.py``; every decision has its
+own number, so that switching one part off leaves the others as they were. Crop and flips are one separable warp.
+
+The crop is torchvision's ``RandomResizedCrop`` with the authors' scale .8-1.2: up to ten tries draw an area of .8 to
+1.2 times the image's and an aspect ratio of 3/4 to 4/3, the first that fits into the image is taken, and if none does
+the whole image. No area above 1 fits, so nothing is ever padded: about 87 % of square images are cropped to .8-1 of
+their area, 13 % are left whole. Two things differ: corners are not rounded to whole pixels, and the jitter's four
+steps keep one order (brightness, contrast, saturation, hue) where torchvision shuffles them for the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitshap.data.counter import sample_keys, uniforms
+
+_TRIES = 10
+# A sample's numbers: one place for every decision
+_ACROSS, _DOWN, _JITTERED, _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE, _LEFT, _TOP, _SCALES = range(10)
+_RATIOS = _SCALES + _TRIES
+_NUMBERS = _RATIOS + _TRIES
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How strongly training images are varied; the defaults are the paper's authors' own."""
+
+    crop_scale: tuple[float, float] = (0.8, 1.2)
+    """Least and greatest area of the crop, as a share of the image's."""
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Least and greatest width of the crop over its height."""
+    horizontal_flip: float = 0.5
+    """Probability of exchanging left and right."""
+    vertical_flip: float = 0.5
+    """Probability of exchanging top and bottom."""
+    jitter: float = 0.8
+    """Probability that the colours are changed at all."""
+    brightness: float = 0.2
+    """Brightness is multiplied by 1 - this to 1 + this."""
+    contrast: float = 0.2
+    """The distance to the image's mean grey is multiplied by 1 - this to 1 + this."""
+    saturation: float = 0.1
+    """The distance to the pixel's own grey is multiplied by 1 - this to 1 + this."""
+    hue: float = 0.1
+    """The hue is turned by up to this share of the colour circle, either way."""
+
+    def __post_init__(self) -> None:
+        for name in ("horizontal_flip", "vertical_flip", "jitter", "brightness", "contrast", "saturation"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is between 0 and 1, got {getattr(self, name)}")
+        if not 0 <= self.hue <= 0.5:
+            raise ValueError(f"hue is between 0 and 0.5, got {self.hue}")
+        for name in ("crop_scale", "crop_ratio"):
+            least, greatest = getattr(self, name)
+            if not 0 < least <= greatest:
+                raise ValueError(f"{name} is a pair 0 < least <= greatest, got ({least}, {greatest})")
+
+    def __call__(
+        self, pixels: Tensor, indices: Tensor, *, seed: int, epoch: int, mean: Sequence[float], std: Sequence[float]
+    ) -> Tensor:
+        """Varied and normalised images, float32 ``[B, C, H, W]``, of uint8 or float 0..1 ``[B, C, H, W]``."""
+        unit = _unit_range(pixels)
+        if indices.shape != pixels.shape[:1]:
+            raise ValueError(f"{len(pixels)} images need as many sample indices, got {list(indices.shape)}")
+        keys = sample_keys("augmentation", indices.to(pixels.device), seed=seed, epoch=epoch)
+        numbers = uniforms(keys, _NUMBERS)  # [B, numbers]
+        return _normalised(self._jittered(self._warped(unit, numbers), numbers), mean, std)
+
+    def crops(self, numbers: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Left, top, width and height of each sample's crop, ``[B]`` each, as shares of the image's."""
+        aspect = width / height
+        scale = _between(numbers[:, _SCALES:_RATIOS], *self.crop_scale)  # [B, tries]
+        log_ratio = _between(numbers[:, _RATIOS:], math.log(self.crop_ratio[0]), math.log(self.crop_ratio[1]))
+        wide, high = (scale * log_ratio.exp() / aspect).sqrt(), (scale / log_ratio.exp() * aspect).sqrt()
+        fits = (wide <= 1) & (high <= 1)
+        taken = fits & (fits.cumsum(1) == 1)  # the first that fits, if any
+        # else the whole image, or as much of its middle as the ratios allow
+        whole = min(self.crop_ratio[1] / aspect, 1.0), min(aspect / self.crop_ratio[0], 1.0)
+        none = ~fits.any(1)
+        wide = torch.where(none, whole[0], (wide * taken).sum(1))
+        high = torch.where(none, whole[1], (high * taken).sum(1))
+        left = torch.where(none, 0.5, numbers[:, _LEFT]) * (1 - wide)
+        top = torch.where(none, 0.5, numbers[:, _TOP]) * (1 - high)
+        return left, top, wide, high
+
+    def _warped(self, images: Tensor, numbers: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        left, top, wide, high = self.crops(numbers, height, width)
+        across = torch.where(numbers[:, _ACROSS] < self.horizontal_flip, -wide, wide)
+        down = torch.where(numbers[:, _DOWN] < self.vertical_flip, -high, high)
+        x = (2 * left + wide - 1)[:, None] + across[:, None] * _pixel_centres(width, numbers)  # [B, W]
+        y = (2 * top + high - 1)[:, None] + down[:, None] * _pixel_centres(height, numbers)  # [B, H]
+        shape = (len(images), height, width)
+        grid = torch.stack([x[:, None].expand(shape), y[:, :, None].expand(shape)], dim=-1)  # [B, H, W, 2]
+        return F.grid_sample(images, grid.to(images.dtype), mode="bilinear", padding_mode="border", align_corners=False)
+
+    def _jittered(self, images: Tensor, numbers: Tensor) -> Tensor:
+        strengths = numbers.new_tensor([self.brightness, self.contrast, self.saturation, self.hue])
+        change = (2 * numbers[:, _BRIGHTNESS : _HUE + 1] - 1) * strengths  # [B, 4]
+        change = torch.where((numbers[:, _JITTERED] < self.jitter)[:, None], change, 0.0)
+        brightness, contrast, saturation, hue = change.to(images.dtype)[:, :, None, None, None].unbind(
+            1
+        )  # [B, 1, 1, 1]
+        if self.jitter == 0:
+            return images
+        images = (images * (1 + brightness)).clamp(0, 1)
+        images = _blended(images, _grey(images).mean((-2, -1), keepdim=True), contrast)
+        if images.shape[1] != 3:
+            return images
+        images = _blended(images, _grey(images), saturation)
+        return _hue_turned(images, hue)
+
+
+def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """What the net takes, float32 ``[B, C, H, W]``, of uint8 or float 0..1 pixels; nothing is varied."""
+    return _normalised(_unit_range(pixels), mean, std)
+
+
+def _unit_range(pixels: Tensor) -> Tensor:
+    if pixels.ndim != 4:
+        raise ValueError(f"a batch of images is [B, C, H, W], got {list(pixels.shape)}")
+    if pixels.dtype == torch.uint8:
+        return pixels.float() / 255
+    if not pixels.is_floating_point():
+        raise ValueError(f"pixels are uint8 or float between 0 and 1, got {pixels.dtype}")
+    return pixels.float()
+
+
+def _normalised(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    if len(mean) != len(std) or len(mean) not in (1, images.shape[1]):
+        raise ValueError(f"{images.shape[1]} channels do not go with {len(mean)} means and {len(std)} deviations")
+    shape = (1, -1, 1, 1)
+    return (images - images.new_tensor(mean).view(shape)) / images.new_tensor(std).view(shape)
+
+
+def _between(uniform: Tensor, least: float, greatest: float) -> Tensor:
+    return least + uniform * (greatest - least)
+
+
+def _pixel_centres(n: int, like: Tensor) -> Tensor:
+    """Centres of n pixels on the axis from -1 to 1, ``[n]``."""
+    return (2 * torch.arange(n, device=like.device, dtype=like.dtype) + 1) / n - 1
+
+
+def _grey(images: Tensor) -> Tensor:
+    """Luma, ``[B, 1, H, W]``; the mean over channels where they are not red, green and blue."""
+    if images.shape[1] != 3:
+        return images.mean(1, keepdim=True)
+    red, green, blue = images.unbind(1)
+    return (0.299 * red + 0.587 * green + 0.114 * blue)[:, None]
+
+
+def _blended(images: Tensor, grey: Tensor, change: Tensor) -> Tensor:
+    """Away from the grey (change > 0) or towards it (change < 0)."""
+    return (images + change * (images - grey)).clamp(0, 1)
+
+
+def _hue_turned(images: Tensor, turn: Tensor) -> Tensor:
+    """The hue of HSV turned by a share of the circle; value and saturation stay."""
+    red, green, blue = images.unbind(1)  # [B, H, W] each
+    value, chroma = images.amax(1), images.amax(1) - images.amin(1)
+    safe = torch.where(chroma > 0, chroma, 1.0)
+    hue = torch.where(value == red, (green - blue) / safe, (blue - red) / safe + 2)
+    hue = torch.where((value == blue) & (value != red) & (value != green), (red - green) / safe + 4, hue)
+    hue = hue + 6 * turn.squeeze(1)  # in sixths of the circle
+    # A channel falls short of the value by the chroma times how far the hue is from that channel's sector
+    sector = (hue[:, None] + hue.new_tensor([5.0, 3.0, 1.0]).view(1, 3, 1, 1)) % 6  # [B, 3, H, W]
+    return value[:, None] - chroma[:, None] * torch.minimum(sector, 4 - sector).clamp(0, 1)

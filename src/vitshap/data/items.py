@@ -1,0 +1,149 @@
+"""One item of a data set: from (image, label) to pixels at the net's size, or to a named complaint.
+
+Images come as paths, PIL images, arrays or tensors, from this package's data sets or from the user's own. Geometry is
+that of ``Preprocess``, so that training sees what explaining will see; normalisation waits until after augmentation.
+
+An image that cannot be read is named, left out and counted; when more than 1 % cannot be read, the data set is broken
+and that is an error.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitshap.data.decode import UnreadableImage, as_picture, as_tensor, read_image
+from vitshap.models.preprocess import Preprocess, eight_bit
+
+_TOLERATED = 0.01
+_NAMED = 5
+
+
+class MapStyle(Protocol):
+    """A data set whose items are (image, label): a PIL image, a path, an array ``[H, W, C]`` or a tensor ``[C, H, W]``."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class Batch(NamedTuple):
+    """Images as they come from the data set: neither varied nor normalised."""
+
+    pixels: Tensor
+    """uint8 ``[B, C, H, W]``, or the data set's own floats."""
+    labels: Tensor
+    """``[B]``, or ``[B, ...]`` where labels are vectors."""
+    indices: Tensor
+    """Places in the data set, int64 ``[B]``: what augmentation and coalitions are drawn from."""
+
+
+class Unreadable:
+    """Counts what cannot be read; an error as soon as it is more than 1 % of the data set."""
+
+    def __init__(self, total: int | None = None) -> None:
+        self.total = total  # None until a walk through an iterable has ended
+        self.found: dict[int, UnreadableImage] = {}
+
+    def add(self, index: int, error: UnreadableImage) -> None:
+        """Count one; the same one again (in the next epoch) is not counted twice."""
+        self.found[index] = error
+        self.check()
+
+    def check(self) -> None:
+        """An error if there are too many; where the total is not known yet there cannot be."""
+        if self.total is not None and len(self.found) > _TOLERATED * self.total:
+            raise ValueError(f"at least {self._counted()} cannot be read, which is more than 1 %: {self._named()}")
+
+    def warn(self) -> None:
+        """Say once what was left out."""
+        if self.found:
+            warnings.warn(f"{self._counted()} cannot be read and were left out: {self._named()}", stacklevel=3)
+
+    def _counted(self) -> str:
+        return (
+            f"{len(self.found):,} of {self.total:,} images" if self.total is not None else f"{len(self.found):,} images"
+        )
+
+    def _named(self) -> str:
+        named = "; ".join(str(error) for error in islice(self.found.values(), _NAMED))
+        return named + (f"; and {len(self.found) - _NAMED:,} more" if len(self.found) > _NAMED else "")
+
+
+def to_pixels(image: Any, preprocess: Preprocess | None) -> Tensor:
+    """One image at the net's size, uint8 ``[C, H, W]``; float tensors are taken as the net's input and never altered."""
+    if isinstance(image, Tensor) and (preprocess is None or image.is_floating_point()):
+        if preprocess is not None and image.shape[-2:] != preprocess.size:
+            raise ValueError(
+                f"float images are taken as they are: {list(image.shape)} is not of size {preprocess.size}"
+            )
+        return image
+    if preprocess is None:
+        raise ValueError(f"to turn a {type(image).__name__} into the net's input, preprocessing has to be given")
+    channels = len(preprocess.mean)
+    if isinstance(image, str | Path):
+        picture = read_image(image, channels=channels)
+    elif isinstance(image, Image.Image):
+        picture = eight_bit(image, channels=channels)
+    elif isinstance(image, Tensor) and image.dtype == torch.uint8 and image.ndim == 3:
+        picture = eight_bit(as_picture(image), channels=channels)
+    elif isinstance(image, np.ndarray) and image.dtype == np.uint8:
+        picture = eight_bit(Image.fromarray(image), channels=channels)
+    else:
+        kind = f"{type(image).__name__} of {getattr(image, 'dtype', 'unknown type')}"
+        raise ValueError(f"an image is a path, a PIL image, an array or a tensor (uint8 or float), got {kind}")
+    if (picture.height, picture.width) == preprocess.size == preprocess.resize:
+        return as_tensor(picture)
+    neutral = replace(preprocess, mean=(0.0,) * channels, std=(1.0,) * channels)
+    return (neutral(picture) * 255).round().to(torch.uint8)
+
+
+Decoded = tuple[Tensor | UnreadableImage, Any, int]
+"""Pixels (or why there are none), label and place of one item."""
+
+
+def decoded(data: MapStyle, index: int, preprocess: Preprocess | None) -> Decoded:
+    """One item, read; what cannot be read is returned, not raised: threads hand it on.
+
+    A user's own data set opens its files itself, or hands out PIL images not loaded yet: its complaints count too.
+    """
+    try:
+        item = data[index]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise TypeError(f"items of a data set are pairs (image, label), item {index} is a {type(item).__name__}")
+        return to_pixels(item[0], preprocess), item[1], index
+    except UnreadableImage as error:
+        return error, 0, index
+    except (OSError, SyntaxError) as error:
+        return UnreadableImage(f"item {index}", f"{type(error).__name__}: {error}"), 0, index
+
+
+def readable(items: Iterable[Decoded], unreadable: Unreadable) -> list[tuple[Tensor, Any, int]]:
+    """The items that have pixels; the others are counted."""
+    read = []
+    for pixels, label, index in items:
+        if isinstance(pixels, UnreadableImage):
+            unreadable.add(index, pixels)
+        else:
+            read.append((pixels, label, index))
+    return read
+
+
+def stacked(read: list[tuple[Tensor, Any, int]], device: torch.device) -> Batch:
+    """Items as one batch on the device."""
+    shapes = {tuple(pixels.shape) for pixels, _, _ in read}
+    if len(shapes) > 1:
+        raise ValueError(f"images of one batch have unequal shapes: {sorted(shapes)}")
+    pixels = torch.stack([item[0] for item in read])
+    labels = torch.stack([torch.as_tensor(item[1]) for item in read])
+    indices = torch.tensor([item[2] for item in read])
+    return Batch(pixels.to(device), labels.to(device), indices.to(device))

@@ -1,0 +1,203 @@
+"""Which images a folder holds, and what their names say: class, patient, official split.
+
+A layout is recognised by the folder's shape alone, so that ``--data PATH`` needs no code. Nothing is decoded here:
+what comes out is a list of names, and how it is divided is the next step's business (``splits.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+_IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".jp2"}
+_PART_OF = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+    "testing": "test",
+}
+IMAGENETTE_CLASSES = {
+    "n01440764": "tench",
+    "n02102040": "English springer",
+    "n02979186": "cassette player",
+    "n03000684": "chain saw",
+    "n03028079": "church",
+    "n03394916": "French horn",
+    "n03417042": "garbage truck",
+    "n03425413": "gas pump",
+    "n03445777": "golf ball",
+    "n03888257": "parachute",
+}
+
+
+class Entry(NamedTuple):
+    """One image of a listing."""
+
+    path: str
+    """Relative to the listing's root, with forward slashes."""
+    label: int
+    part: str = ""
+    """The official split it belongs to: train, val, test, or none."""
+    group: str = ""
+    """The patient, where there are patients."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All images of a data set."""
+
+    name: str
+    root: Path
+    class_names: tuple[str, ...]
+    entries: tuple[Entry, ...]
+    val_share: Fraction = Fraction(1, 10)
+    """The part of the training images that validation takes where there is no official validation set."""
+
+
+def list_images(root: Path, layout: str = "auto") -> Listing:
+    """The images under a folder, by the layout named or the one that its shape shows."""
+    if layout != "auto" and layout not in LAYOUTS:
+        raise ValueError(f"layout is one of {['auto', *LAYOUTS]}, got {layout!r}")
+    if not root.is_dir():
+        raise ValueError(f"{root} is neither a folder of images nor an archive (.tar, .tgz, .zip)")
+    root = _descended(root)
+    if layout == "auto":
+        layout = _recognised(root)
+    return LAYOUTS[layout](root)
+
+
+def _recognised(root: Path) -> str:
+    if (root / "annotations" / "list.txt").is_file() and (root / "images").is_dir():
+        return "pets"
+    parts = _parts(root)
+    inside = {folder.name for part in parts.values() for folder in _folders(part)}
+    if inside and all(name.startswith("XR_") for name in inside):
+        return "mura"
+    if inside == {"NORMAL", "PNEUMONIA"} and "test" in parts:
+        return "chest"
+    if inside == set(IMAGENETTE_CLASSES) and set(parts) == {"train", "val"}:
+        return "imagenette"
+    return "folder"
+
+
+def _class_folders(root: Path) -> Listing:
+    """A folder per class, perhaps within train, val and test."""
+    parts = _parts(root) or {"": root}
+    names = sorted({folder.name for part in parts.values() for folder in _folders(part)})
+    if not names:
+        loose = ", but images lie in it directly" if _image_files(root) else ""
+        raise ValueError(f"{root} holds no class folders{loose}: put the images of each class into a folder of its own")
+    if len(names) == 1:
+        raise ValueError(f"{root} holds one class only ({names[0]}): a classifier needs at least two")
+    if "train" in parts and (unknown := set(names) - {folder.name for folder in _folders(parts["train"])}):
+        raise ValueError(f"{root}: the training images have no class {', '.join(sorted(unknown))}")
+    entries = []
+    for part, top in parts.items():
+        for folder in _folders(top):
+            files = _image_files(folder)
+            if not files:
+                raise ValueError(f"the class folder {folder} holds no image: fill it or remove it")
+            entries += [Entry(file.relative_to(root).as_posix(), names.index(folder.name), part) for file in files]
+    return Listing(root.name, root, tuple(names), tuple(entries))
+
+
+def _imagenette(root: Path) -> Listing:
+    """ImageNette: ``train/<wnid>`` and ``val/<wnid>``, with readable class names."""
+    plain = _class_folders(root)
+    names = tuple(IMAGENETTE_CLASSES.get(name, name) for name in plain.class_names)
+    return Listing("imagenette", root, names, plain.entries)
+
+
+def _pets(root: Path) -> Listing:
+    """Oxford-IIIT Pet: the 7,349 images that ``annotations/list.txt`` names, 37 breeds; its own two halves are not used."""
+    listed = root / "annotations" / "list.txt"
+    rows = [line.split() for line in listed.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    try:
+        breed_of = {row[0]: int(row[1]) for row in rows}
+    except (IndexError, ValueError) as error:
+        raise ValueError(f"{listed} has lines that are not 'name class species breed'") from error
+    names = {label: name.rpartition("_")[0].replace("_", " ") for name, label in breed_of.items()}
+    if sorted(names) != list(range(1, len(names) + 1)):
+        raise ValueError(f"{listed}: class numbers are expected to be 1 to {len(names)}, got {sorted(names)}")
+    entries = [Entry(f"images/{name}.jpg", label - 1) for name, label in breed_of.items()]
+    missing = [entry.path for entry in entries if not (root / entry.path).is_file()]
+    if missing:
+        raise ValueError(f"{listed} names {len(missing):,} images that are not there, {missing[0]} first")
+    return Listing("pets", root, tuple(names[label] for label in sorted(names)), tuple(sorted(entries)))
+
+
+def _mura(root: Path) -> Listing:
+    """MURA: ``train/XR_ELBOW/patient00011/study1_negative/image1.png``; its official validation set serves as test set."""
+    shape = re.compile(r"[^/]+/XR_[A-Z]+/(patient\d+)/study\d+_(negative|positive)/[^/]+")
+    entries = []
+    for part, top in _parts(root).items():
+        for file in _image_files(top):
+            path = file.relative_to(root).as_posix()
+            match = shape.fullmatch(path)
+            if match is None:
+                raise ValueError(f"{path} is not named as MURA's images are (XR_*/patient*/study*_negative/image*.png)")
+            entries.append(Entry(path, int(match[2] == "positive"), "test" if part == "val" else part, match[1]))
+    return Listing("mura", root, ("normal", "abnormal"), tuple(entries), Fraction(3737, 36808))
+
+
+def _chest(root: Path) -> Listing:
+    """Chest radiographs: ``train|test/{NORMAL,PNEUMONIA}``; the 16 images of some copies' ``val`` join ``train``."""
+    plain = _class_folders(root)
+    patient = re.compile(r"(person\d+|NORMAL2-IM-\d+|IM-\d+)")
+    entries = []
+    for entry in plain.entries:
+        file = entry.path.rpartition("/")[2]
+        match = patient.match(file)
+        if match is None:
+            raise ValueError(f"{entry.path} does not name its patient (personN_..., IM-N-..., NORMAL2-IM-N-...)")
+        entries.append(entry._replace(part="test" if entry.part == "test" else "train", group=match[1]))
+    return Listing("chest", root, ("normal", "pneumonia"), tuple(entries))
+
+
+LAYOUTS: dict[str, Callable[[Path], Listing]] = {
+    "folder": _class_folders,
+    "imagenette": _imagenette,
+    "pets": _pets,
+    "mura": _mura,
+    "chest": _chest,
+}
+
+
+def _descended(root: Path) -> Path:
+    """Into the one folder that archives wrap everything in, unless that is a class."""
+    while len(folders := _folders(root)) == 1 and _folders(folders[0]) and not _image_files(root, deep=False):
+        root = folders[0]
+    return root
+
+
+def _parts(root: Path) -> dict[str, Path]:
+    """Folders of official splits, where there are any; a class that happens to be called train holds images itself."""
+    found: dict[str, Path] = {}
+    for folder in _folders(root):
+        part = _PART_OF.get(folder.name.lower())
+        if part is None or not _folders(folder) or _image_files(folder, deep=False):
+            continue
+        if part in found:
+            raise ValueError(f"{root} has two folders for {part} images: {found[part].name} and {folder.name}")
+        found[part] = folder
+    return found if "train" in found else {}
+
+
+def _folders(root: Path) -> list[Path]:
+    hidden = (".", "__MACOSX")
+    return sorted(item for item in root.iterdir() if item.is_dir() and not item.name.startswith(hidden))
+
+
+def _image_files(root: Path, *, deep: bool = True) -> list[Path]:
+    """Image files in a folder (and in its folders), sorted; hidden ones, such as macOS leaves behind, are not images."""
+    files = root.rglob("*") if deep else root.iterdir()
+    return sorted(
+        file for file in files if file.suffix.lower() in _IMAGES and not file.name.startswith(".") and file.is_file()
+    )

@@ -1,0 +1,168 @@
+"""Batches of pixels at the net's size, from any data set of (image, label).
+
+A ViT trains faster than a machine decodes JPEGs. So images are decoded once, by threads, into one uint8 tensor on the
+device that trains (ImageNette at 224 pixels: 1.4 GB), and every epoch after that costs an index. What does not fit is
+decoded again in each epoch, a few batches ahead. Both answer ``batches(order)``; augmentation comes after, on the
+device.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitshap.data.items import Batch, Decoded, MapStyle, Unreadable, decoded, readable, stacked
+from vitshap.models.preprocess import Preprocess
+
+_CHUNK = 256
+_AHEAD = 3
+
+
+class CachedPixels:
+    """A whole data set on the device."""
+
+    def __init__(self, pixels: Tensor, labels: Tensor, kept: Tensor) -> None:
+        self.pixels = pixels  # [n, C, H, W]
+        self.labels = labels  # [n] or [n, ...]
+        self.kept = kept  # int64 [n]: places in the data set; those that could not be read are missing
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def batches(self, order: Iterable[Tensor]) -> Iterator[Batch]:
+        """A batch for each tensor of positions (int64 ``[B]``, 0 to ``len(self) - 1``)."""
+        for positions in order:
+            chosen = positions.to(self.pixels.device)
+            yield Batch(self.pixels[chosen], self.labels[chosen], self.kept[chosen])
+
+
+class StreamedPixels:
+    """A data set that is decoded anew in each epoch, by threads, a few batches ahead."""
+
+    def __init__(
+        self, data: MapStyle, preprocess: Preprocess | None, *, device: torch.device | str, workers: int | None = None
+    ) -> None:
+        self.data, self.preprocess, self.device = data, preprocess, torch.device(device)
+        self.workers = workers or _default_workers()
+        self.unreadable = Unreadable(len(data))
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def batches(self, order: Iterable[Tensor]) -> Iterator[Batch]:
+        """A batch for each tensor of positions; images that cannot be read are missing from theirs."""
+        known = len(self.unreadable.found)
+        with ThreadPoolExecutor(self.workers) as pool:
+            waiting: deque[list[Future[Decoded]]] = deque()
+            for positions in order:
+                waiting.append([pool.submit(decoded, self.data, i, self.preprocess) for i in positions.tolist()])
+                if len(waiting) > _AHEAD:
+                    yield from self._gathered(waiting.popleft())
+            while waiting:
+                yield from self._gathered(waiting.popleft())
+        if len(self.unreadable.found) > known:
+            self.unreadable.warn()
+
+    def _gathered(self, futures: list[Future[Decoded]]) -> Iterator[Batch]:
+        read = readable((future.result() for future in futures), self.unreadable)
+        if read:
+            yield stacked(read, self.device)
+
+
+PixelSource = CachedPixels | StreamedPixels
+
+
+def cache_bytes(count: int, preprocess: Preprocess) -> int:
+    """Memory that ``count`` decoded images take at the net's size, in bytes: one for each value."""
+    return count * len(preprocess.mean) * preprocess.size[0] * preprocess.size[1]
+
+
+def cache_pixels(
+    data: MapStyle,
+    preprocess: Preprocess | None,
+    *,
+    device: torch.device | str = "cpu",
+    workers: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> CachedPixels:
+    """Decode a data set once; ``progress`` is told after each chunk how many images are done."""
+    if not len(data):
+        raise ValueError("the data set has no images")
+    unreadable, labels, kept, filled = Unreadable(len(data)), [], [], 0
+    pixels: Tensor | None = None
+    with ThreadPoolExecutor(workers or _default_workers()) as pool:
+        for start in range(0, len(data), _CHUNK):
+            places = range(start, min(start + _CHUNK, len(data)))
+            read = readable(pool.map(lambda i: decoded(data, i, preprocess), places), unreadable)
+            if read:
+                block = stacked(read, torch.device(device))
+                if pixels is None:  # all of it at once: growing would need it twice
+                    pixels = block.pixels.new_empty(len(data), *block.pixels.shape[1:])
+                pixels[filled : filled + len(read)] = block.pixels
+                filled += len(read)
+                labels.append(block.labels)
+                kept.append(block.indices)
+            if progress is not None:
+                progress(places.stop)
+    unreadable.warn()
+    if pixels is None:
+        raise ValueError("the data set has no images that can be read")
+    return CachedPixels(pixels[:filled], torch.cat(labels), torch.cat(kept))
+
+
+def open_pixels(
+    data: MapStyle,
+    preprocess: Preprocess | None,
+    *,
+    device: torch.device | str = "cpu",
+    memory_limit: int | None = None,
+    workers: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> PixelSource:
+    """Cached on the device where that takes at most ``memory_limit`` bytes (half of what is free, if not given)."""
+    limit = free_bytes(device) // 2 if memory_limit is None else memory_limit
+    first = next((item[0] for item in _walk(data, preprocess) if isinstance(item[0], Tensor)), None)
+    if first is not None and len(data) * first.nbytes > limit:
+        return StreamedPixels(data, preprocess, device=device, workers=workers)
+    return cache_pixels(data, preprocess, device=device, workers=workers, progress=progress)
+
+
+def iterate_pixels(
+    data: Iterable[Any], preprocess: Preprocess | None, *, batch_size: int, device: torch.device | str = "cpu"
+) -> Iterator[Batch]:
+    """Batches of a data set that can only be walked through; a sample's index is its place in the walk."""
+    unreadable, read, index = Unreadable(), [], -1
+    for index, item in enumerate(data):
+        read += readable([decoded({index: item}, index, preprocess)], unreadable)
+        if len(read) == batch_size:
+            yield stacked(read, torch.device(device))
+            read = []
+    if read:
+        yield stacked(read, torch.device(device))
+    unreadable.total = index + 1
+    unreadable.check()
+    unreadable.warn()
+
+
+def free_bytes(device: torch.device | str) -> int:
+    """Memory that is free on the device, as far as it says."""
+    if torch.device(device).type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 4 << 30  # a system that does not tell
+
+
+def _default_workers() -> int:
+    return min(8, os.cpu_count() or 1)
+
+
+def _walk(data: MapStyle, preprocess: Preprocess | None) -> Iterator[Decoded]:
+    return (decoded(data, index, preprocess) for index in range(len(data)))

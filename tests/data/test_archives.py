@@ -1,0 +1,112 @@
+"""Archives: unpacked once, whole or not at all, never outside of their folder."""
+
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.data import trees
+from vitshap.data import load_data
+from vitshap.data.archives import unpacked
+
+
+def _pack(source: Path, target: Path) -> None:
+    if target.suffix == ".zip":
+        with zipfile.ZipFile(target, "w") as packed:
+            for file in sorted(source.rglob("*.png")):
+                packed.write(file, file.relative_to(source))
+    else:
+        with tarfile.open(target, "w:gz" if target.name.endswith(("gz", "tgz")) else "w") as tape:
+            tape.add(source, arcname="wrapped")
+
+
+@pytest.mark.parametrize("name", ["set.tar", "set.tgz", "set.tar.gz", "set.zip"])
+def test_an_archive_is_read_as_its_folder_is(tmp_path: Path, name: str) -> None:
+    folder = trees.class_folders(tmp_path / "folder", {"a": 10, "b": 20})
+    (tmp_path / "packed").mkdir()
+    _pack(folder, tmp_path / "packed" / name)
+    plain, packed = load_data(folder), load_data(tmp_path / "packed" / name)
+    for part, other in zip(plain, packed, strict=True):
+        assert [Path(p).parts[-2:] for p in part.images] == [Path(p).parts[-2:] for p in other.images]
+    (made,) = (item for item in (tmp_path / "packed").iterdir() if item.is_dir())
+    assert made.name.startswith("set.unpacked-")
+    before = made.stat().st_mtime_ns
+    load_data(tmp_path / "packed" / name)
+    assert made.stat().st_mtime_ns == before
+
+
+def test_parts_in_one_folder_make_one_data_set(tmp_path: Path) -> None:
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    for number, classes in enumerate(({"train/a": 4, "train/b": 4}, {"val/a": 4, "val/b": 4})):
+        folder = trees.class_folders(tmp_path / f"piece{number}", classes)
+        with tarfile.open(parts / f"part-{number}.tar", "w") as tape:
+            tape.add(folder, arcname=".")
+    splits = load_data(parts, cache=tmp_path / "cache")
+    assert [len(part) for part in splits] == [8, 4, 4]
+    assert sorted(item.name for item in parts.iterdir()) == ["part-0.tar", "part-1.tar"]
+    inside = load_data(parts)
+    assert [len(part) for part in inside] == [8, 4, 4]
+    assert [len(part) for part in load_data(parts)] == [8, 4, 4]  # now with the unpacked folder beside the parts
+    with tarfile.open(parts / "part-2.tar", "w") as tape:
+        tape.add(trees.class_folders(tmp_path / "piece2", {"test/a": 1, "test/b": 1}), arcname=".")
+    assert [len(part) for part in load_data(parts)] == [8, 8, 2]
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside.png", "/tmp/outside.png", "a/../../outside.png", "C:\\outside.png", "..\\x.png"]
+)
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_names_that_lead_outside_are_refused(tmp_path: Path, name: str, kind: str) -> None:
+    archive = tmp_path / "deep" / f"evil.{kind}"
+    archive.parent.mkdir()
+    if kind == "zip":
+        with zipfile.ZipFile(archive, "w") as packed:
+            packed.writestr("good.png", b"x")
+            packed.writestr(name, b"x")
+    else:
+        with tarfile.open(archive, "w") as tape:
+            for member in ("good.png", name):
+                info = tarfile.TarInfo(member)
+                info.size = 1
+                tape.addfile(info, io.BytesIO(b"x"))
+    with pytest.raises(ValueError, match="outside of its folder"):
+        unpacked(archive)
+    assert [item.name for item in archive.parent.iterdir()] == [archive.name]
+    assert not (tmp_path / "outside.png").exists()
+
+
+def test_links_are_not_made(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "linked.tar", "w") as tape:
+        link = tarfile.TarInfo("a")
+        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
+        tape.addfile(link)
+        inner = tarfile.TarInfo("a/through.txt")
+        inner.size = 1
+        tape.addfile(inner, io.BytesIO(b"x"))
+    folder = unpacked(tmp_path / "linked.tar")
+    assert not (tmp_path / "through.txt").exists()
+    assert not (folder / "a").is_symlink()
+    assert (folder / "a/through.txt").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("name", ["cut.tar", "cut.tgz", "cut.zip"])
+def test_a_cut_off_archive_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
+    _pack(trees.class_folders(tmp_path / "folder", {"a": 10, "b": 10}), tmp_path / name)
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content[: len(content) // 2 + 100])
+    with pytest.raises(ValueError, match=f"{name} cannot be unpacked"):
+        load_data(tmp_path / name)
+    assert sorted(item.name for item in tmp_path.iterdir()) == sorted([name, "folder"])
+
+
+def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    _pack(trees.class_folders(tmp_path / "folder", {"a": 4, "b": 4}), tmp_path / "set.zip")
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "sealed").mkdir(mode=0o555)
+    for cache in (tmp_path / "file" / "cache", tmp_path / "sealed"):
+        with pytest.raises(ValueError, match="name a cache folder"):
+            load_data(tmp_path / "set.zip", cache=cache)
+    assert not list((tmp_path / "sealed").iterdir())

@@ -1,0 +1,221 @@
+"""Folders of every shape: what they hold, how they are divided, and what is said when they do not add up."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.data import trees
+from vitshap.data import ImageData, Splits, load_data
+from vitshap.data.layouts import IMAGENETTE_CLASSES, Entry, Listing, list_images
+from vitshap.data.published import PUBLISHED, PublishedSplit
+from vitshap.data.splits import check_published, divide, names_hash
+
+
+def _names(data: ImageData) -> set[str]:
+    return {str(path) for path in data.images}
+
+
+def _require_apart(splits: Splits) -> None:
+    train, val, test = (_names(part) for part in splits)
+    assert not train & val
+    assert not train & test
+    assert not val & test
+    for part in splits:
+        assert [Path(path) for path in part.images] == sorted(part.images)
+
+
+def test_class_folders_are_split_evenly(tmp_path: Path) -> None:
+    trees.class_folders(tmp_path, {"dog": 40, "cat": 20})
+    (tmp_path / "cat/notes.txt").write_text("not an image")
+    splits = load_data(tmp_path)
+    assert [len(part) for part in splits] == [48, 6, 6]
+    assert splits.train.class_names == ("cat", "dog")
+    assert [part.class_counts().tolist() for part in splits] == [[16, 32], [2, 4], [2, 4]]
+    _require_apart(splits)
+    again, other = load_data(tmp_path), load_data(tmp_path, seed=1)
+    assert _names(again.test) == _names(splits.test)
+    assert _names(other.test) != _names(splits.test)
+    for path, label in zip(splits.train.images, splits.train.labels, strict=True):
+        assert Path(path).parent.name == splits.train.class_names[label]
+
+
+@pytest.mark.parametrize("val", ["val", "valid", "Validation"])
+def test_official_folders_are_used_as_they_are(tmp_path: Path, val: str) -> None:
+    for part, count in (("train", 5), (val, 3), ("test", 2)):
+        trees.class_folders(tmp_path, {"a": count, "b": count}, f"{part}/")
+    splits = load_data(tmp_path)
+    assert [len(part) for part in splits] == [10, 6, 4]
+    assert all(f"/{val}/" in name for name in _names(splits.val))
+
+
+def test_without_a_test_set_validation_is_halved(tmp_path: Path) -> None:
+    for part, count in (("train", 5), ("val", 7)):
+        trees.class_folders(tmp_path, {"a": count, "b": count + 1}, f"{part}/")
+    splits = load_data(tmp_path)
+    assert [len(part) for part in splits] == [11, 7, 8]
+    _require_apart(splits)
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    trees.class_folders(tmp_path, {"train": 10, "plane": 10})
+    assert load_data(tmp_path).train.class_names == ("plane", "train")
+
+
+def test_imagenette_is_recognised_and_compared_with_its_record(tmp_path: Path) -> None:
+    for part, count in (("train", 2), ("val", 3)):
+        trees.class_folders(tmp_path / "imagenette2-160", dict.fromkeys(IMAGENETTE_CLASSES, count), f"{part}/")
+    with pytest.warns(
+        UserWarning, match=r"val has 15 images, on record are 1,962; test has 15 images, on record are 1,963"
+    ):
+        splits = load_data(tmp_path)
+    assert splits.train.class_names[0] == "tench"
+    assert splits.train.name == "imagenette"
+    with pytest.raises(ValueError, match="9,469"):
+        load_data(tmp_path, strict=True)
+    plain = load_data(tmp_path, layout="folder")
+    assert plain.train.class_names[0] == "n01440764"
+
+
+def test_pets_takes_what_is_listed(tmp_path: Path) -> None:
+    trees.pets(tmp_path, per_breed=20)
+    with pytest.warns(UserWarning, match="7,349"):
+        splits = load_data(tmp_path)
+    assert [len(part) for part in splits] == [48, 6, 6]
+    assert splits.train.class_names == ("Abyssinian", "american bulldog", "Egyptian Mau")
+    assert not any("Abyssinian_999" in name for part in splits for name in _names(part))
+    (tmp_path / "images/Abyssinian_3.jpg").unlink()
+    with pytest.raises(ValueError, match=r"1 images that are not there, images/Abyssinian_3\.jpg"):
+        load_data(tmp_path)
+
+
+def test_mura_keeps_patients_whole(tmp_path: Path) -> None:
+    trees.mura(tmp_path, patients=60)
+    with pytest.warns(UserWarning, match="33,071"):
+        splits = load_data(tmp_path)
+    train, val, test = (set(part.groups or ()) for part in splits)
+    assert not train & val
+    assert not (train | val) & test
+    total = len(splits.train) + len(splits.val)
+    assert len(splits.val) == round(total * 3737 / 36808)
+    assert all("/valid/" in name for name in _names(splits.test))
+    assert not any("._" in name for name in _names(splits.test))
+    assert splits.train.class_names == ("normal", "abnormal")
+    for part in splits:
+        assert all(
+            ("positive" in str(path)) == bool(label) for path, label in zip(part.images, part.labels, strict=True)
+        )
+
+
+@pytest.mark.parametrize("with_val", [False, True])
+def test_chest_radiographs_split_validation_off_by_patient(tmp_path: Path, with_val: bool) -> None:
+    trees.chest(tmp_path, patients=20, with_val=with_val)
+    with pytest.warns(UserWarning, match="2,100 training images"):
+        splits = load_data(tmp_path, channels=1)
+    assert splits.test.class_counts().tolist() == [12, 8]
+    assert len(splits.val) == round((100 + 10 * with_val) / 10)
+    assert not set(splits.train.groups or ()) & set(splits.val.groups or ())
+    assert splits.train[0][0].shape[0] == 1
+
+
+def test_what_matches_its_record_passes_and_other_names_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = list_images(trees.class_folders(tmp_path, {"a": 10, "b": 10}))
+    parts = divide(listing)
+    counts = {part: len(entries) for part, entries in parts.items()}
+    hashes = {part: names_hash(entry.path for entry in entries) for part, entries in parts.items()}
+    monkeypatch.setitem(PUBLISHED, listing.name, PublishedSplit(counts, hashes, "a test"))
+    check_published(listing, parts, strict=True)
+    swapped = parts | {"train": [*parts["train"][1:], Entry("a/other.png", 0)]}
+    with pytest.raises(ValueError, match="train has the 16 images on record in number, but not in name"):
+        check_published(listing, swapped, strict=True)
+
+
+def test_the_records_add_up() -> None:
+    assert {name: tuple(record.counts.values()) for name, record in PUBLISHED.items()} == {
+        "imagenette": (9469, 1962, 1963),
+        "pets": (5879, 735, 735),
+        "mura": (33071, 3737, 3197),
+        "chest": (1890, 210, 624),
+    }
+    for name, record in PUBLISHED.items():
+        assert (record.sha256 is None) == (name == "mura")
+        assert record.sha256 is None or all(len(digest) == 64 for digest in record.sha256.values())
+
+
+@given(sizes=st.lists(st.integers(1, 6), min_size=12, max_size=80), seed=st.integers(0, 50))
+@settings(deadline=None, max_examples=40)
+def test_patients_are_never_torn_apart(sizes: list[int], seed: int) -> None:
+    entries = [
+        Entry(f"{i}/{k}.png", k % 2, "", f"patient{i}") for i, size in enumerate([2, *sizes]) for k in range(size)
+    ]
+    listing = Listing("x", Path("x"), ("a", "b"), tuple(entries))
+    try:
+        parts = divide(listing, seed=seed)
+    except ValueError:  # so few that some part or class is left without
+        return
+    assert sorted(entry for part in parts.values() for entry in part) == sorted(entries)
+    groups = [{entry.group for entry in part} for part in parts.values()]
+    assert sum(len(group) for group in groups) == len(set.union(*groups))
+
+
+def test_a_missing_image_hardly_moves_others(tmp_path: Path) -> None:
+    entries = [Entry(f"{'ab'[i % 2]}/{i}.png", i % 2) for i in range(1000)]
+    whole, less = (divide(Listing("x", tmp_path, ("a", "b"), tuple(e))) for e in (entries, entries[1:]))
+    for part in whole:
+        assert len({e.path for e in whole[part]} ^ {e.path for e in less[part]}) <= 4
+
+
+@pytest.mark.parametrize(
+    ("classes", "says"),
+    [
+        ({}, "no class folders"),
+        ({"only": 5}, "one class only"),
+        ({"a": 1, "b": 1}, "2 images cannot be split"),
+        ({"train/a": 3, "train/b": 3, "val/a": 2, "val/c": 2}, "no class c"),
+        ({"train/a": 3, "train/b": 3, "val/a": 1}, "none are left for val"),
+        ({"train/a": 3, "train/b": 3, "val/a": 1, "valid/a": 1}, "two folders for val"),
+        (dict.fromkeys("abcdefghij", 1), "no image is left to learn"),
+    ],
+)
+def test_folders_that_do_not_add_up_are_named(tmp_path: Path, classes: dict[str, int], says: str) -> None:
+    trees.class_folders(tmp_path, classes)
+    with pytest.raises(ValueError, match=says):
+        load_data(tmp_path)
+
+
+def test_an_empty_class_folder_is_named(tmp_path: Path) -> None:
+    trees.class_folders(tmp_path, {"a": 5, "b": 5})
+    (tmp_path / "c").mkdir()
+    with pytest.raises(ValueError, match=r"class folder .*c holds no image"):
+        load_data(tmp_path)
+
+
+def test_other_wrong_sources_are_named(tmp_path: Path) -> None:
+    trees.write(tmp_path, "loose.png")
+    for call, says in (
+        (lambda: load_data(tmp_path / "nowhere"), "there is no data set"),
+        (lambda: load_data(tmp_path / "loose.png"), "neither a folder"),
+        (lambda: load_data(tmp_path), "images lie in it directly"),
+        (lambda: load_data(tmp_path, layout="coco"), "layout is one of"),
+        (lambda: load_data(tmp_path, channels=2), "1 or 3 channels"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            call()
+
+
+def test_digits_are_the_default() -> None:
+    splits = load_data()
+    assert [len(part) for part in splits] == [1257, 180, 360]
+    pixels, label = splits.test[0]
+    assert pixels.shape == (1, 8, 8)
+    assert pixels.dtype == torch.float32
+    assert 0 <= float(pixels.min()) < float(pixels.max()) <= 1
+    assert splits.test.class_names[label] == str(label)
+    everything = torch.cat([part.images.flatten(1) for part in splits])
+    from sklearn.datasets import load_digits
+
+    torch.testing.assert_close(everything.sum(0), torch.from_numpy(load_digits().data).float().sum(0) / 16)
+    assert torch.equal(splits.val.labels, load_data("digits").val.labels)
+    assert not torch.equal(splits.val.labels, load_data("digits", seed=1).val.labels)
