@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from vitshap.coalitions import all_coalitions, uniform_size
 from vitshap.compat import make_torchvision_importable
+from vitshap.data import ImageData, Splits, load_digits
 from vitshap.methods import method
 from vitshap.metrics import deletion, insertion
 from vitshap.models import MaskedModel, wrap
@@ -26,25 +26,17 @@ EXPLAINED = 4
 CLASSES_SHOWN = 3
 
 
-class Digits(NamedTuple):
-    """scikit-learn's digits, cut into what is learned from and what is not."""
-
-    train: Tensor
-    train_labels: Tensor
-    test: Tensor
-    test_labels: Tensor
-
-
 def run(out: Path, console: Console, *, epochs: int = 40) -> None:
     """Train, evaluate, explain and draw; pictures and explanations go to the folder ``out``."""
     torch.manual_seed(0)
     digits = load_digits()
     start = time.perf_counter()
     model = train(digits, console, epochs=epochs)
-    accuracy = (model.game(digits.test).grand.argmax(1) == digits.test_labels).float().mean()
+    test, labels = _pixels(digits.test), digits.test.labels
+    accuracy = (model.game(test).grand.argmax(1) == labels).float().mean()
     console.print(f"trained in {time.perf_counter() - start:.0f} s; accuracy on unseen digits: {accuracy:.1%}")
 
-    images = digits.test[:EXPLAINED]
+    images = test[:EXPLAINED]
     start = time.perf_counter()
     explanation = method("exact", model)(images)
     seconds = time.perf_counter() - start
@@ -66,22 +58,10 @@ def run(out: Path, console: Console, *, epochs: int = 40) -> None:
         path = out / f"digit-{i}.png"
         picture = images[i].clamp(0, 1)
         explanation[i].plot(picture, target=likeliest, overlay_alpha=0.6).savefig(path)
-        console.print(f"image {i}, a {int(digits.test_labels[i])}: {path}")
+        console.print(f"image {i}, a {int(labels[i])}: {path}")
 
 
-def load_digits() -> Digits:
-    """1,437 digits to learn from and 360 to test on, pixels in 0..1, float32 ``[n, 1, 8, 8]``."""
-    from sklearn.datasets import load_digits as load
-
-    bunch = load()
-    pixels = torch.from_numpy(bunch.images).float()[:, None] / 16
-    labels = torch.from_numpy(bunch.target).long()
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    train, test = order[:1437], order[1437:]
-    return Digits(pixels[train], labels[train], pixels[test], labels[test])
-
-
-def train(digits: Digits, console: Console, *, epochs: int) -> MaskedModel:
+def train(digits: Splits, console: Console, *, epochs: int) -> MaskedModel:
     """A ViT of width 32 and 3 layers, trained with patches missing at random: it is its own surrogate."""
     make_torchvision_importable()
     from transformers import ViTConfig, ViTForImageClassification
@@ -98,20 +78,28 @@ def train(digits: Digits, console: Console, *, epochs: int) -> MaskedModel:
         label2id={str(i): i for i in range(10)},
     )
     model = wrap(ViTForImageClassification(config))
-    steps = epochs * -(-len(digits.train) // 128)
+    images, labels = _pixels(digits.train), digits.train.labels
+    steps = epochs * -(-len(images) // 128)
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, total_steps=steps)
     model.train()
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("a small ViT learns digits", total=steps)
         for _ in range(epochs):
-            for batch in torch.randperm(len(digits.train)).split(128):  # type: ignore[no-untyped-call]
+            for batch in torch.randperm(len(images)).split(128):  # type: ignore[no-untyped-call]
                 coalitions = uniform_size(model.num_players).sample(len(batch))[:, None]  # one each, [B, 1, d]
-                logits = model.logits(digits.train[batch], coalitions)[:, 0]
-                loss = F.cross_entropy(logits, digits.train_labels[batch])
+                logits = model.logits(images[batch], coalitions)[:, 0]
+                loss = F.cross_entropy(logits, labels[batch])
                 optimiser.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
                 schedule.step()
                 progress.update(task, advance=1, description=f"a small ViT learns digits, loss {loss.item():.2f}")
     return model.eval()
+
+
+def _pixels(digits: ImageData) -> Tensor:
+    """Digits are held as pixels, not as files."""
+    if not isinstance(digits.images, Tensor):
+        raise TypeError("these digits are files")
+    return digits.images

@@ -17,7 +17,7 @@ from torch import nn
 
 from tests.training import small_training
 from vitshap.training import checkpoints
-from vitshap.training.loop import LoopConfig, Task, TrainingDiverged, learning_rate, sample_order, train
+from vitshap.training.loop import LoopConfig, Task, TrainingDiverged, learning_rate, train
 
 PROGRAM = [sys.executable, small_training.__file__]
 
@@ -123,10 +123,3 @@ def test_the_learning_rate_warms_up_and_falls_to_zero() -> None:
     assert max(rates) == 1.0
     assert all(a >= b for a, b in pairwise(rates[10:]))
     assert rates[-1] < 1e-3
-
-
-def test_every_epoch_has_its_own_order_of_all_samples() -> None:
-    one, two = sample_order(50, 0, 0), sample_order(50, 0, 1)
-    assert sorted(one.tolist()) == list(range(50))
-    assert not torch.equal(one, two)
-    assert torch.equal(one, sample_order(50, 0, 0))

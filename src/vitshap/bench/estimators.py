@@ -21,6 +21,7 @@ from torch import Tensor
 from vitshap import demo
 from vitshap.analytic import random_unanimity
 from vitshap.coalitions import all_coalitions
+from vitshap.data import load_digits
 from vitshap.estimators.exact import exact
 from vitshap.estimators.kernel import kernelshap
 from vitshap.estimators.permutation import permutation
@@ -127,9 +128,10 @@ def digit_games(number: int) -> dict[str, Game]:
 def digit_tables(number: int) -> Tensor:
     """Values of all coalitions of unseen digits, float64 ``[number, 65536, 10]``."""
     torch.manual_seed(0)
-    digits = demo.load_digits()
+    digits = load_digits()
     model = demo.train(digits, Console(quiet=True), epochs=40)
-    return model.game(digits.test[:number])(all_coalitions(model.num_players)).double()
+    images = torch.stack([digits.test[i][0] for i in range(number)])
+    return model.game(images)(all_coalitions(model.num_players)).double()
 
 
 def evaluations_to_error(rows: Sequence[Row], error: float) -> dict[tuple[str, str], float]:

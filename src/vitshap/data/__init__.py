@@ -1,8 +1,8 @@
 """Data sets, their splits, and what is drawn for each sample: augmentation and coalitions."""
 
+from vitshap.counter import shuffled
 from vitshap.data.augment import Augmentation, normalised
 from vitshap.data.coalition_draws import sample_coalitions
-from vitshap.data.counter import shuffled
 from vitshap.data.dataset import ImageData, Splits, require_a_batch, require_labels
 from vitshap.data.decode import UnreadableImage, read_image
 from vitshap.data.digits import load_digits

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitshap.data.counter import sample_keys, uniforms
+from vitshap.counter import sample_keys, uniforms
 
 _TRIES = 10
 # A sample's numbers: one place for every decision

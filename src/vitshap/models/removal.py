@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitshap.counter import mixed
 from vitshap.models.attention import (
     AttentionOverride,
     KeysOnly,
@@ -199,8 +200,8 @@ class RandomSession(PixelsSession):
     def run(self, rows: Rows) -> Tensor:
         patches = rows.keep.shape[1]
         coalition_hash = (rows.keep * _odd_numbers(patches, rows.keep.device)).sum(1)
-        seed = _mixed(self.image_hash[rows.image] + _mixed(coalition_hash))  # [n]
-        choice = _mixed(seed[:, None] + torch.arange(patches, device=seed.device)) % len(self.reference)  # [n, N]
+        seed = mixed(self.image_hash[rows.image] + mixed(coalition_hash))  # [n]
+        choice = mixed(seed[:, None] + torch.arange(patches, device=seed.device)) % len(self.reference)  # [n, N]
         height, width = self.images.shape[-2:]
         down, across = self.adapter.grid
         choice = choice.view(-1, 1, down, across)
@@ -219,11 +220,4 @@ def _block_bytes(table: Tensor) -> int:
 
 def _odd_numbers(n: int, device: torch.device) -> Tensor:
     """Fixed pseudo-random odd multipliers for hashing."""
-    return _mixed(torch.arange(1, n + 1, device=device)) | 1
-
-
-def _mixed(x: Tensor) -> Tensor:
-    """Scramble the bits of int64 numbers (a multiply-and-shift mixer); the result is not negative."""
-    for multiplier in (-4658895280553007687, -7723592293110705685):
-        x = (x ^ (x >> 31)) * multiplier
-    return (x ^ (x >> 29)) & (2**63 - 1)
+    return mixed(torch.arange(1, n + 1, device=device)) | 1

@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from vitshap.counter import shuffled
 from vitshap.training import checkpoints
 
 BEST = "best.safetensors"
@@ -126,7 +127,7 @@ class _Run:
         return self.state.history
 
     def _epoch(self, epoch: int, position: int, advance: Callable[[float], None]) -> None:
-        order = sample_order(self.task.num_samples, self.config.seed, epoch)
+        order = shuffled(self.task.num_samples, seed=self.config.seed, epoch=epoch)
         for start in range(position, self.epoch_steps):
             samples = order[start * self.config.batch_size : (start + 1) * self.config.batch_size]
             self.state.losses.append(self._step(samples, epoch))
@@ -233,11 +234,6 @@ class _Run:
                 bar.update(shown, completed=self.state.step, description=description, rate=f"{rate:,.0f} samples/s")
 
             yield advance
-
-
-def sample_order(n: int, seed: int, epoch: int) -> Tensor:
-    """The order of samples in an epoch, the same in every process; int64 ``[n]``."""
-    return torch.randperm(n, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
 
 
 def learning_rate(step: int, total: int, config: LoopConfig) -> float:
