@@ -5,6 +5,7 @@ python small_training.py FOLDER [epochs] [save_every]; started again it continue
 
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from vitshap.coalitions import uniform_size
 from vitshap.compat import make_torchvision_importable
+from vitshap.data import sample_coalitions
 from vitshap.models import MaskedModel, wrap
 from vitshap.training.loop import LoopConfig, Task, train
 from vitshap.training.objectives import classification_loss
@@ -39,11 +41,13 @@ def task() -> Task:
     images = torch.randn(SAMPLES, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     labels = torch.arange(SAMPLES) % 3
 
-    def batch(samples: torch.Tensor, epoch: int) -> tuple[torch.Tensor, ...]:
-        draws = [
-            uniform_size(4).sample(1, generator=torch.Generator().manual_seed(1000 * epoch + int(i))) for i in samples
-        ]
-        return images[samples], labels[samples], torch.stack(draws)
+    def batches(order: Iterable[torch.Tensor], epoch: int) -> Iterator[tuple[torch.Tensor, ...]]:
+        for samples in order:
+            yield (
+                images[samples],
+                labels[samples],
+                sample_coalitions(uniform_size(4), samples, seed=0, epoch=epoch, n=1),
+            )
 
     def validate() -> dict[str, float]:
         everything = torch.ones(SAMPLES, 1, 4, dtype=torch.bool)
@@ -51,7 +55,7 @@ def task() -> Task:
         accuracy = (logits.argmax(1) == labels).float().mean()
         return {"loss": float(classification_loss(logits, labels, "softmax")), "accuracy": float(accuracy)}
 
-    return Task(Step(model), model, batch, SAMPLES, validate)
+    return Task(Step(model), model, batches, SAMPLES, validate)
 
 
 if __name__ == "__main__":

@@ -90,11 +90,15 @@ class _Explodes(nn.Module):
         return self.weight.sum() * (float("nan") if int(step.max()) >= 0 else 1.0)
 
 
+def _fine_batches(order, epoch):
+    return ((samples - 100,) for samples in order)
+
+
 def test_a_loss_that_is_not_finite_names_step_rate_and_checkpoint(tmp_path: Path) -> None:
     module = _Explodes()
-    fine = Task(module, module, lambda samples, epoch: (samples - 100,), 8, lambda: {"loss": 0.0})
+    fine = Task(module, module, _fine_batches, 8, lambda: {"loss": 0.0})
     train(fine, LoopConfig(epochs=1, batch_size=4), tmp_path)
-    broken = Task(module, module, lambda samples, epoch: (samples,), 8, lambda: {"loss": 0.0})
+    broken = Task(module, module, lambda order, epoch: ((samples,) for samples in order), 8, lambda: {"loss": 0.0})
     with pytest.raises(TrainingDiverged, match=r"nan at step 2 .learning rate .*step-00000002"):
         train(broken, LoopConfig(epochs=2, batch_size=4), tmp_path, resume=True)
     with pytest.raises(TrainingDiverged, match="no checkpoint yet"):
@@ -104,14 +108,14 @@ def test_a_loss_that_is_not_finite_names_step_rate_and_checkpoint(tmp_path: Path
 def test_patience_ends_a_training_that_no_longer_improves(tmp_path: Path) -> None:
     module = _Explodes()
     losses = iter([3.0, 2.0, 2.5, 2.5, 1.0, 0.5])
-    task = Task(module, module, lambda samples, epoch: (samples - 100,), 8, lambda: {"loss": next(losses)})
+    task = Task(module, module, _fine_batches, 8, lambda: {"loss": next(losses)})
     history = train(task, LoopConfig(epochs=6, batch_size=4, patience=2), tmp_path)
     assert [line["loss"] for line in history] == [3.0, 2.0, 2.5, 2.5]
 
 
 def test_fewer_samples_than_a_batch_are_named(tmp_path: Path) -> None:
     module = _Explodes()
-    task = Task(module, module, lambda samples, epoch: (samples,), 3, lambda: {"loss": 0.0})
+    task = Task(module, module, lambda order, epoch: ((samples,) for samples in order), 3, lambda: {"loss": 0.0})
     with pytest.raises(ValueError, match="3 samples are fewer than a batch of 64"):
         train(task, LoopConfig(), tmp_path)
 

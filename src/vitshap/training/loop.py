@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,8 +64,9 @@ class Task:
     """``forward(*batch)`` returns the mean loss of a batch."""
     trained: nn.Module
     """The part of ``step`` whose weights are saved and returned."""
-    batch: Callable[[Tensor, int], tuple[Tensor, ...]]
-    """Tensors for samples (int64 ``[n]``, on the CPU) of an epoch, on the device; a pure function."""
+    batches: Callable[[Iterable[Tensor], int], Iterable[tuple[Tensor, ...]]]
+    """For every tensor of samples (int64 ``[n]``, on the CPU) of an epoch, the arguments of ``step`` on the device; what
+    they are depends on the samples and the epoch alone."""
     num_samples: int
     validate: Callable[[], dict[str, float]]
     """Metrics of ``trained`` as it is, the same in every process."""
@@ -127,26 +128,26 @@ class _Run:
         return self.state.history
 
     def _epoch(self, epoch: int, position: int, advance: Callable[[float], None]) -> None:
+        accelerator, size = self.accelerator, self.config.batch_size
         order = shuffled(self.task.num_samples, seed=self.config.seed, epoch=epoch)
-        for start in range(position, self.epoch_steps):
-            samples = order[start * self.config.batch_size : (start + 1) * self.config.batch_size]
-            self.state.losses.append(self._step(samples, epoch))
+        steps = range(position, self.epoch_steps)
+        mine = [order[i * size : (i + 1) * size][accelerator.process_index :: accelerator.num_processes] for i in steps]
+        for start, samples, batch in zip(steps, mine, self.task.batches(mine, epoch), strict=True):
+            self.state.losses.append(self._step(batch, len(samples) * accelerator.num_processes / size))
             advance(self.state.losses[-1])
             if self.state.step % self.config.save_every == 0 and start + 1 < self.epoch_steps:
                 self._save()
 
-    def _step(self, samples: Tensor, epoch: int) -> float:
+    def _step(self, batch: tuple[Tensor, ...], share: float) -> float:
+        """One optimiser step; ``share`` is the size of this process's batch over the mean of all."""
         accelerator, config = self.accelerator, self.config
         rate = learning_rate(self.state.step, self.total_steps, config)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         torch.manual_seed(config.seed * 1_000_003 + self.state.step)  # for dropout, the same after a resume
-        mine = samples[accelerator.process_index :: accelerator.num_processes]
         self.module.train()
         with accelerator.autocast():
-            loss = self.module(*self.task.batch(mine, epoch))
-        # Processes average their gradients: weigh a smaller share so that every sample counts the same.
-        loss = loss * (len(mine) * accelerator.num_processes / len(samples))
+            loss = self.module(*batch) * share  # processes average their gradients: every sample counts the same
         self.optimiser.zero_grad()
         accelerator.backward(loss)
         accelerator.clip_grad_norm_(self.module.parameters(), config.clip)

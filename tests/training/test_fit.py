@@ -1,0 +1,90 @@
+"""From images to an explainer, end to end, on digits where all values can be known."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import ViTConfig, ViTForImageClassification
+
+from vitshap.data import Augmentation, Splits, load_digits
+from vitshap.estimators.exact import exact
+from vitshap.estimators.reliability import correlation
+from vitshap.explainers import ExplainerConfig
+from vitshap.models import MaskedModel, wrap
+from vitshap.training.fit import FitConfig, fit_classifier, fit_explainer, fit_surrogate
+from vitshap.training.loop import LoopConfig
+
+
+def _config(epochs: int, rate: float, **options) -> FitConfig:
+    return FitConfig(LoopConfig(epochs=epochs, batch_size=100, learning_rate=rate), None, **options)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Splits:
+    whole = load_digits()
+    return Splits(whole.train.subset(range(500)), whole.val.subset(range(100)), whole.test.subset(range(20)))
+
+
+@pytest.fixture(scope="module")
+def classifier(digits: Splits, tmp_path_factory: pytest.TempPathFactory) -> MaskedModel:
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    net = ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, num_channels=1, num_labels=10, **size))
+    folder = tmp_path_factory.mktemp("classifier")
+    return fit_classifier(wrap(net), digits.train, digits.val, folder, _config(25, 5e-3), masked=True)
+
+
+def _accuracy(model: MaskedModel, digits: Splits) -> float:
+    pixels = torch.stack([pixels for pixels, _ in digits.val])
+    return float((model(pixels).argmax(1) == digits.val.labels).float().mean())
+
+
+def test_the_classifier_learns_and_the_original_is_untouched(classifier: MaskedModel, digits: Splits) -> None:
+    assert _accuracy(classifier, digits) > 0.7
+
+
+def test_the_surrogate_comes_nearer_to_the_classifier(classifier: MaskedModel, digits: Splits, tmp_path: Path) -> None:
+    before = classifier.fingerprint()
+    surrogate = fit_surrogate(classifier, digits.train, digits.val, tmp_path, _config(6, 2e-3, coalitions=2))
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert len(lines) == 6
+    assert classifier.fingerprint() == before
+    assert surrogate.fingerprint() != before
+    pixels = torch.stack([pixels for pixels, _ in digits.test])
+    some = torch.rand(20, 8, 4, generator=torch.Generator().manual_seed(0)) < 0.5
+    wanted = classifier(pixels)[:, None]
+    distance = [(model.game(pixels)(some) - wanted).square().mean() for model in (classifier, surrogate)]
+    assert distance[1] < distance[0]
+
+
+def test_the_explainer_finds_the_shapley_values(classifier: MaskedModel, digits: Splits, tmp_path: Path) -> None:
+    config = _config(12, 3e-3, coalitions=8, validation_coalitions=8)
+    explainer = fit_explainer(classifier, digits.train, digits.val, tmp_path, config)
+    pixels = torch.stack([pixels for pixels, _ in digits.test])
+    explanation = explainer(pixels, target=None)
+    assert explanation.efficiency_gap().abs().max() < 1e-5
+    assert explanation.method == "explainer"
+    truth = exact(classifier.game(pixels)).values
+    untrained = fit_explainer(classifier, digits.train, digits.val, tmp_path / "none", _config(1, 1e-9, coalitions=8))
+    learned = correlation(explanation.values.double(), truth).mean()
+    assert learned > 0.6
+    assert learned > correlation(untrained(pixels).values.double(), truth).mean() + 0.2
+    torch.testing.assert_close(
+        explainer(pixels[3:5], target=2).values, explanation.values[3:5, :, 2:3], atol=1e-6, rtol=0
+    )
+
+
+def test_an_explainer_that_learns_nothing_says_so(classifier: MaskedModel, digits: Splits, tmp_path: Path) -> None:
+    from rich.console import Console
+
+    console = Console(record=True, quiet=False, file=(tmp_path / "out.txt").open("w"))
+    stubborn = ExplainerConfig(output_scale=100.0)
+    fit_explainer(classifier, digits.train, digits.val, tmp_path / "run", _config(1, 1e-9, coalitions=2),
+                  network=stubborn, console=console)  # fmt: skip
+    assert "learned nothing" in " ".join(console.export_text().split())
+
+
+def test_augmented_training_runs(classifier: MaskedModel, digits: Splits, tmp_path: Path) -> None:
+    varied = Augmentation(horizontal_flip=0, vertical_flip=0, jitter=0)
+    config = FitConfig(LoopConfig(epochs=1, batch_size=100), varied)
+    fit_surrogate(classifier, digits.train, digits.val, tmp_path, config)
