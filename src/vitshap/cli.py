@@ -145,7 +145,7 @@ def bench_convergence(
     budgets: Annotated[str, typer.Option(help="Evaluations per image, comma-separated.")] = "4096,16384,32000,40000",
     reference: Annotated[int, typer.Option(help="Evaluations per image of the reference.")] = 1_048_576,
     threshold: Annotated[float, typer.Option(help="Error over range at which an image has converged.")] = 0.1,
-    rivals: Annotated[bool, typer.Option(help="Also plain KernelSHAP and permutations.")] = True,
+    rivals: Annotated[bool, typer.Option(help="Also balanced and plain KernelSHAP, and permutations.")] = True,
     compiled: Annotated[bool, typer.Option(help="Compile the packed evaluation.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,

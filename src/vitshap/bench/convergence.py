@@ -26,6 +26,7 @@ from vitshap.models import MaskedModel, wrap
 
 ESTIMATORS: dict[str, Estimator] = {
     "kernelshap": kernelshap,
+    "kernelshap, balanced": partial(kernelshap, sampling="balanced"),
     "kernelshap, plain": partial(kernelshap, size_effect=False),
     "permutation": permutation,
 }
