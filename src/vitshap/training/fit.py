@@ -122,11 +122,11 @@ def fit_explainer(
     step = _ExplainerStep(explainer)
     images = _Images(surrogate, data, val, config, shapley_kernel(surrogate.num_players), paired=True)
 
+    # The tuples are the same in every epoch and the surrogate does not change: what knowing nothing costs is known once.
+    uniform = sum(float(step.uniform_loss(pixels, c)) * len(pixels) for pixels, _, c in images.validation())
+
     def validate() -> dict[str, float]:
-        losses, uniform = 0.0, 0.0
-        for pixels, _, coalitions in images.validation():
-            losses += float(step(pixels, _, coalitions)) * len(pixels)
-            uniform += float(step.uniform_loss(pixels, coalitions)) * len(pixels)
+        losses = sum(float(step(*batch)) * len(batch[0]) for batch in images.validation())
         return {"loss": losses / len(images.val), "uniform_loss": uniform / len(images.val)}
 
     task = Task(step, explainer, images.training, len(images.data), validate)
