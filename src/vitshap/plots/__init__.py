@@ -1,0 +1,36 @@
+"""Arrays in, pictures out: matplotlib figures for pages and files, PIL images for a report's many small pictures.
+
+Figures are built directly, never through pyplot, so that drawing in a server or a loop leaves no open figure
+behind, and are measured in inches before anything is placed, so that no text is cut off. matplotlib and seaborn
+are imported only when something is drawn.
+"""
+
+from vitshap.plots.blend import colour_scale_png, overlay_png
+from vitshap.plots.colours import IMAGE_ALPHA, OVERLAY_ALPHA, UNIT_LABELS, symmetric_limit
+from vitshap.plots.curves import CurvePoints, curves_figure
+from vitshap.plots.files import FORMATS, save
+from vitshap.plots.grid import method_grid
+from vitshap.plots.maps import class_row, heatmap
+from vitshap.plots.pictures import Box, Picture, as_pixels, thumbnail
+from vitshap.plots.training import training_curves
+
+__all__ = [
+    "FORMATS",
+    "IMAGE_ALPHA",
+    "OVERLAY_ALPHA",
+    "UNIT_LABELS",
+    "Box",
+    "CurvePoints",
+    "Picture",
+    "as_pixels",
+    "class_row",
+    "colour_scale_png",
+    "curves_figure",
+    "heatmap",
+    "method_grid",
+    "overlay_png",
+    "save",
+    "symmetric_limit",
+    "thumbnail",
+    "training_curves",
+]
