@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from vitshap.explanation import ClassLike, Explanation, PredictionBy, Unit, class_index
+from vitshap.explanation import CaptumTarget, ClassLike, Explanation, InputShaped, PredictionBy, Unit, class_index
 from vitshap.game import Game
 from vitshap.players import Players, PlayersLike
 
@@ -68,6 +68,7 @@ class Explains(Protocol):
     """What a registered method gives for a model: every ``Method`` does."""
 
     def __call__(self, images: Any, /, target: Target = None) -> Explanation: ...
+    def attribute(self, inputs: Tensor, target: CaptumTarget = None) -> Tensor: ...
 
 
 class Attribution(NamedTuple):
@@ -80,7 +81,7 @@ class Attribution(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Method(ABC):
+class Method(InputShaped, ABC):
     """A method made for a model. Subclasses are frozen dataclasses whose fields are the method's options."""
 
     model: ExplainableModel
@@ -95,6 +96,11 @@ class Method(ABC):
     unit: ClassVar[Unit | None] = None
     """None: the unit of the model's output."""
     class_specific: ClassVar[bool] = True
+
+    @property
+    def forward_func(self) -> ExplainableModel:
+        """The model, as captum asks for it."""
+        return self.model
 
     @abstractmethod
     def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:

@@ -1,6 +1,18 @@
 """The result that all methods return."""
 
+from vitshap.explanation.captum_form import CaptumTarget, InputShaped
 from vitshap.explanation.checks import ClassLike, PredictionBy, Unit, class_index
+from vitshap.explanation.quantus_form import quantus_explain_func
 from vitshap.explanation.result import Explanation, PlayerValue
 
-__all__ = ["ClassLike", "Explanation", "PlayerValue", "PredictionBy", "Unit", "class_index"]
+__all__ = [
+    "CaptumTarget",
+    "ClassLike",
+    "Explanation",
+    "InputShaped",
+    "PlayerValue",
+    "PredictionBy",
+    "Unit",
+    "class_index",
+    "quantus_explain_func",
+]

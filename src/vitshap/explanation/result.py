@@ -23,8 +23,10 @@ from torch import Tensor
 
 from vitshap import plots
 from vitshap.explanation.checks import ClassLike, PredictionBy, Unit, check, class_index
+from vitshap.explanation.shap_form import Pictures, to_shap
 
 if TYPE_CHECKING:
+    import shap
     from matplotlib.figure import Figure
 
 FORMAT = "vitshap.explanation"
@@ -177,6 +179,22 @@ class Explanation:
             title=self.method if title is None else title,
             overlay_alpha=overlay_alpha,
         )
+
+    def to_shap(
+        self,
+        *,
+        images: Pictures | None = None,
+        target: ClassLike | None = None,
+        allow_non_additive: bool = False,
+    ) -> shap.Explanation:
+        """As a ``shap.Explanation``: values ``[B, d, T]`` of players, or ``[B, d]`` where one class is handed over.
+
+        With ``images`` for ``shap.image_plot``: values ``[B, H, W, C, T]``, where the pixels of a player add up to its
+        value. Images are given as to ``plot``: a tensor is the net's input; pictures are the originals.
+        ``target`` is one of the explained classes, by default all of them. Values that are not additive are refused
+        unless ``allow_non_additive``: shap's readers take bars for parts of the output.
+        """
+        return to_shap(self, images=images, target=target, allow_non_additive=allow_non_additive)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one safetensors file; an existing file is replaced only by a complete one."""

@@ -1,0 +1,151 @@
+"""shap's form: a ``shap.Explanation`` that its plots take.
+
+shap keeps values as an array whose leading axes are those of the data: a row of features per image for its bar, waterfall
+and heatmap plots, or whole images for ``shap.image_plot``. Both are offered; with pictures it is the latter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from vitshap.explanation.checks import ClassLike
+from vitshap.explanation.pixels import pixel_owners, spread
+from vitshap.plots import Picture, as_pixels
+
+if TYPE_CHECKING:
+    import shap
+
+    from vitshap.explanation.result import Explanation
+
+Pictures: TypeAlias = "Picture | Sequence[Picture]"
+"""A tensor ``[B, C, H, W]``, an array ``[B, H, W, C]``, or a picture per image, all of one size."""
+
+NAMES_SHOWN = 3
+
+
+def to_shap(
+    e: Explanation, /, *, images: Pictures | None, target: ClassLike | None, allow_non_additive: bool
+) -> shap.Explanation:
+    """``Explanation.to_shap``."""
+    try:
+        import shap
+    except ImportError as error:
+        raise ImportError("to_shap makes an object of the shap package: pip install vitshap[shap]") from error
+    if not e.additive and not allow_non_additive:
+        raise ValueError(
+            f"{e.method} is not additive: its values do not add up to the output, as readers of shap's plots expect. "
+            "allow_non_additive=True hands them over nevertheless"
+        )
+    if target is None:
+        columns = torch.arange(e.classes.shape[1]).expand(len(e), -1)
+    else:
+        columns = e._columns(target)[:, None]
+    form = _players_form(e, columns) if images is None else _pixels_form(e, columns, images)
+    return shap.Explanation(**form, compute_time=e.seconds * len(e))
+
+
+def _players_form(e: Explanation, columns: Tensor) -> dict[str, Any]:
+    """Values ``[B, d, T]``, or ``[B, d]`` if they are of one class: shap's plots take one output at a time."""
+    form: dict[str, Any] = {
+        "values": _take(e.values, columns),
+        "base_values": _base(e, columns),
+        "error_std": None if e.stderr is None else _take(e.stderr, columns),
+    }
+    names = _output_names(e, columns, form["values"].shape)
+    if columns.shape[1] > 1:
+        return {**form, "output_names": names, "feature_names": _player_names(e)}
+    form = {name: None if array is None else array[..., 0] for name, array in form.items()}
+    return {**form, "output_names": _joined(np.ravel(names).tolist()), "feature_names": _player_names(e)}
+
+
+def _pixels_form(e: Explanation, columns: Tensor, images: Pictures) -> dict[str, Any]:
+    """Values ``[B, H, W, C, T]`` and the pictures ``[B, H, W, C]`` in 0..1."""
+    pictures = _picture_list(images)
+    if len(pictures) != len(e):
+        raise ValueError(f"one picture per image is expected, {len(e)}; got {len(pictures)}")
+    shown = [_shown(picture) for picture in pictures]
+    if len({picture.shape for picture in shown}) > 1:
+        sizes = ", ".join(" x ".join(map(str, size)) for size in sorted({picture.shape for picture in shown}))
+        raise ValueError(f"shap holds pictures of one size, these are {sizes}: use explanation[i].to_shap(...)")
+    height, width, channels = shown[0].shape
+    owners = [
+        pixel_owners(e[i].players, (height, width), None if isinstance(picture, Tensor) else _box(e, i))
+        for i, picture in enumerate(pictures)
+    ]
+    values = spread(torch.from_numpy(_take(e.values, columns)) / channels, torch.cat(owners))  # [B, T, H, W]
+    values = values.permute(0, 2, 3, 1)[:, :, :, None].expand(-1, -1, -1, channels, -1).contiguous()
+    return {
+        "values": values.numpy(),
+        "base_values": _base(e, columns),
+        "data": np.stack(shown),
+        "output_names": _output_names(e, columns, values.shape),
+    }
+
+
+def _picture_list(images: Pictures) -> list[Picture]:
+    """One picture per image; a lone picture is a list of one."""
+    if isinstance(images, str | os.PathLike | Image.Image):
+        return [images]
+    if isinstance(images, Tensor):
+        return list(images) if images.ndim == 4 else [images]
+    if isinstance(images, np.ndarray):
+        return list(images) if images.ndim == 4 else [images]
+    return list(images)
+
+
+def _shown(picture: Picture) -> NDArray[np.float64]:
+    """``[H, W, C]`` in 0..1; one channel stays one."""
+    pixels = as_pixels(picture)
+    grey = isinstance(picture, Tensor) and picture.shape[0] == 1
+    return pixels[..., :1] if grey else pixels
+
+
+def _box(e: Explanation, image: int) -> list[float] | None:
+    """Where the net's crop lies in the original picture."""
+    if e.image_box is None:
+        return None
+    box: list[float] = e.image_box[image].tolist()
+    return box
+
+
+def _take(tensor: Tensor, columns: Tensor) -> NDArray[np.float32]:
+    """Of ``[B, d, all]`` the columns ``[B, T]``: ``[B, d, T]``."""
+    array: NDArray[np.float32] = tensor.gather(2, columns[:, None, :].expand(-1, tensor.shape[1], -1)).numpy()
+    return array
+
+
+def _base(e: Explanation, columns: Tensor) -> NDArray[np.float32] | None:
+    return None if e.base_values is None else e.base_values.gather(1, columns).numpy()
+
+
+def _output_names(e: Explanation, columns: Tensor, shape: Sequence[int]) -> list[str] | NDArray[np.str_]:
+    """Names of the classes: a list if all images have the same ones, else ``[B, T]``."""
+    rows = [[e._name(index) for index in row] for row in e.classes.gather(1, columns).tolist()]
+    if all(row == rows[0] for row in rows):
+        return rows[0]
+    if shape[-2] == len(rows):  # then shap would take [B, T] for two axes of outputs: its guess goes by sizes alone
+        return [_joined(column) for column in zip(*rows, strict=True)]
+    return np.array(rows)
+
+
+def _joined(names: Sequence[str]) -> str:
+    """One name for several classes."""
+    unique = list(dict.fromkeys(names))
+    return " / ".join(unique[:NAMES_SHOWN] + ["..."] * (len(unique) > NAMES_SHOWN))
+
+
+def _player_names(e: Explanation) -> list[str]:
+    """A patch by its row and column; players of several tokens, or that differ between images, by their number."""
+    d = e.values.shape[1]
+    labels = e.players[0].flatten()
+    if len(e.players) == 1 and torch.equal(labels[labels >= 0].sort().values, torch.arange(d)):
+        return ["patch " + ",".join(map(str, (e.players[0] == i).nonzero()[0].tolist())) for i in range(d)]
+    return [f"player {i}" for i in range(d)]
