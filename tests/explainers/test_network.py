@@ -1,10 +1,17 @@
 """The explainer network on every family of nets."""
 
+from functools import cache
+from itertools import product
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
 
 from tests.models import nets
-from vitshap.explainers.network import ExplainerConfig, ExplainerNetwork, normalised, sum_over_players
+from vitshap.explainers import Explainer
+from vitshap.explainers.network import ExplainerConfig, ExplainerNetwork, Trunk, normalised, sum_over_players
 from vitshap.models import wrap
 from vitshap.players import blocks, from_labels, patches
 
@@ -31,6 +38,105 @@ def test_the_trunk_starts_as_the_surrogate_and_is_a_copy() -> None:
     fresh = ExplainerNetwork(model, ExplainerConfig(init="scratch"))
     pairs = list(zip(fresh.trunk.blocks.parameters(), model.net.blocks.parameters(), strict=True))
     assert all(not torch.equal(a, b) for a, b in pairs)
+
+
+ABLATION = [
+    *(
+        ExplainerConfig(extra_block=block, train_trunk=train, init=init, tanh=tanh)
+        for block, train, init, tanh in product([False, True], [False, True], ["surrogate", "scratch"], [False, True])
+    ),
+    ExplainerConfig(init="classifier"),
+    ExplainerConfig(trunk="unet"),
+    ExplainerConfig(trunk="unet", init="scratch", extra_block=False, train_trunk=False, tanh=False),
+]
+
+
+@pytest.mark.parametrize("name", ["timm ViT", "transformers ViT", "torchvision ViT"])
+def test_every_row_of_the_ablation_trains_what_it_says_and_nothing_idle(name: str) -> None:
+    model = wrap(nets.build(name), check=False)
+    classifier = wrap(nets.build(name, seed=7), check=False)
+    pixels = nets.images(name)
+    for config in ABLATION:
+        explainer = Explainer(model, config, classifier=classifier).train()
+        values = explainer.values(pixels, model(pixels))
+        assert values.shape == (2, model.num_players, nets.CLASSES)
+        values.square().sum().backward()
+        trainable = {n: p for n, p in explainer.named_parameters() if p.requires_grad}
+        assert [n for n, p in trainable.items() if p.grad is None] == [], config
+        assert any(n.startswith("network.trunk.") for n in trainable) == config.train_trunk
+        assert all(p.requires_grad for p in explainer.network.head.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "shared"),
+    [
+        ("transformers BEiT class token", "shared_position_bias"),
+        ("timm RoPE mixed", "rope"),
+    ],
+)
+def test_what_all_blocks_share_is_trained_too(name: str, shared: str) -> None:
+    network = ExplainerNetwork(wrap(nets.build(name), check=False))
+    found = [p.requires_grad for n, p in network.trunk.named_parameters() if shared in n]
+    assert found
+    assert all(found)
+
+
+@cache
+def _explained(trunk: Trunk) -> tuple[Explainer, torch.Tensor, torch.Tensor]:
+    """An explainer, five images, and the values of each when explained alone."""
+    torch.manual_seed(0)
+    explainer = Explainer(wrap(nets.build("timm ViT")), ExplainerConfig(trunk=trunk))
+    pixels = nets.images("timm ViT", n=5)
+    return explainer, pixels, torch.cat([explainer(pixels[i : i + 1]).values for i in range(5)])
+
+
+@pytest.mark.parametrize("trunk", ["own", "unet"])
+@settings(deadline=None, max_examples=10)
+@given(order=st.lists(st.integers(0, 4), min_size=1, max_size=7))
+def test_an_image_has_the_same_values_in_any_batch(trunk: Trunk, order: list[int]) -> None:
+    explainer, pixels, alone = _explained(trunk)
+    torch.testing.assert_close(explainer(pixels[order]).values, alone[order], rtol=0, atol=1e-6)
+    assert (alone[0] - alone[1]).abs().max() > 1e-3, "images must differ for this to mean anything"
+
+
+def test_values_are_learned_in_units_of_the_outputs() -> None:
+    model = wrap(nets.build("timm ViT"), output="identity")
+    explainer = Explainer(model)
+    pixels = nets.images("timm ViT")
+    full = model(pixels)
+    assert torch.equal(explainer.scale, torch.ones(nets.CLASSES))
+    std = torch.tensor([1.0, 2.0, 1e-3, 50.0, 7.0], dtype=torch.float64)
+    before = explainer.values(pixels, full)
+    explainer.set_scale(std)
+    after = explainer.values(pixels, full)
+    torch.testing.assert_close(after.sum(1), full - explainer.null_values)  # efficient in any unit
+    # What normalisation shifts is the mean over players; differences from it are in the unit.
+    centred = (before - before.mean(1, keepdim=True)) * std.float()
+    torch.testing.assert_close(after - after.mean(1, keepdim=True), centred, rtol=1e-4, atol=1e-5)
+    other = Explainer(model)
+    other.load_state_dict(explainer.state_dict())
+    assert torch.equal(other.scale, std.float())
+    assert torch.equal(other.values(pixels, full), after)
+    assert "scale" not in dict(explainer.named_parameters())
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf"), 1e-60])
+def test_an_impossible_scale_is_refused_and_changes_nothing(bad: float) -> None:
+    explainer = Explainer(wrap(nets.build("timm ViT")))
+    std = torch.ones(nets.CLASSES, dtype=torch.float64)
+    std[3] = bad
+    with pytest.raises(ValueError, match=r"positive and finite; output 3 has"):
+        explainer.set_scale(std)
+    with pytest.raises(ValueError, match=r"\[5\]; got \[4\]"):
+        explainer.set_scale(torch.ones(4))
+    assert torch.equal(explainer.scale, torch.ones(nets.CLASSES))
+
+
+def test_a_net_without_a_trunk_is_sent_to_the_unet() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    model = wrap(net, removal="pixels", image_size=32)
+    with pytest.raises(ValueError, match=r'Sequential lends no trunk.*trunk="unet"'):
+        Explainer(model)
 
 
 def test_options_of_the_ablation() -> None:

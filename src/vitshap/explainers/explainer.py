@@ -2,44 +2,75 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitshap.explainers.network import ExplainerConfig, ExplainerNetwork, normalised
-from vitshap.explanation import Explanation
+from vitshap.explanation import Explanation, InputShaped
 from vitshap.methods import Target, resolve_target, take_classes
 from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating
 
 
-class Explainer(nn.Module):
+class Explainer(InputShaped, nn.Module):
     """Shapley values in one forward pass, efficient by construction."""
 
     null_values: Tensor
+    scale: Tensor
+    """Unit of the network's outputs, float32 ``[K]``; see ``set_scale``."""
+    classifier_fingerprint: str | None = None
+    """SHA-256 of the explained net's weights (``MaskedModel.fingerprint``), if known; stored with the explainer."""
 
-    def __init__(self, surrogate: MaskedModel, config: ExplainerConfig | None = None) -> None:
-        """A network with a fresh head on the surrogate's trunk; the surrogate itself is not trained with it."""
+    def __init__(
+        self, surrogate: MaskedModel, config: ExplainerConfig | None = None, *, classifier: MaskedModel | None = None
+    ) -> None:
+        """A network with a fresh head on the surrogate's trunk; the surrogate itself is not trained with it.
+
+        ``classifier`` is needed for ``ExplainerConfig(init="classifier")`` alone.
+        """
         super().__init__()
         if surrogate.removal == "random":
             raise ValueError('with removal="random" v(0) differs between images: an explainer needs another removal')
         self._surrogate = [surrogate]  # in a list: its weights are neither this module's parameters nor saved with it
-        self.network = ExplainerNetwork(surrogate, config)
+        self.network = ExplainerNetwork(surrogate, config, classifier=classifier)
         blank = torch.zeros(1, surrogate.adapter.channels, *surrogate.image_size)
         parameter = next(surrogate.net.parameters())
         # With every patch withheld images cannot differ, so v(0) is computed once.
         self.register_buffer("null_values", surrogate.game(blank.to(parameter)).null)
+        self.register_buffer("scale", torch.ones(surrogate.num_classes, device=self.null_values.device))
 
     @property
     def surrogate(self) -> MaskedModel:
         """The game whose values are predicted."""
         return self._surrogate[0]
 
+    def set_scale(self, std: Tensor, /) -> None:
+        """Learn values in units of the outputs' standard deviation ``[K]``: regression outputs have any magnitude."""
+        wanted = self.scale.shape
+        if std.shape != wanted:
+            raise ValueError(f"the scale is one standard deviation per output, {list(wanted)}; got {list(std.shape)}")
+        std = std.detach().to(self.scale)
+        bad = (~torch.isfinite(std) | (std <= 0)).nonzero().flatten().tolist()
+        if bad:
+            raise ValueError(
+                f"standard deviations are positive and finite; output {bad[0]} has {std[bad[0]].item():g}: "
+                "an output that never varies has nothing to explain"
+            )
+        self.scale.copy_(std)
+
+    @property
+    def forward_func(self) -> MaskedModel:
+        """The surrogate, as captum asks for it."""
+        return self.surrogate
+
     def values(self, pixels: Tensor, full: Tensor) -> Tensor:
         """Values of all players and classes ``[B, d, K]``, given v(1) ``[B, K]``; gradients flow into the network."""
-        raw = self.network(pixels, self.surrogate.players)
+        raw = self.network(pixels, self.surrogate.players) * self.scale
         return normalised(raw, self.null_values.expand_as(full), full)
 
     def forward(self, images: Any, /, target: Target = None) -> Explanation:
@@ -68,3 +99,33 @@ class Explainer(nn.Module):
             evaluations=1,
             class_names=None if surrogate.class_names is None else tuple(surrogate.class_names),
         )
+
+    def save_pretrained(
+        self,
+        folder: str | os.PathLike[str],
+        /,
+        *,
+        half: bool = False,
+        include_classifier: MaskedModel | None = None,
+        quality: dict[str, Any] | None = None,
+        overwrite: bool = False,
+    ) -> Path:
+        """Store explainer and surrogate as a folder; see ``vitshap.explainers.bundle.save``."""
+        from vitshap.explainers import bundle
+
+        return bundle.save(
+            self, folder, half=half, include_classifier=include_classifier, quality=quality, overwrite=overwrite
+        )
+
+    @staticmethod
+    def from_pretrained(
+        name: str | os.PathLike[str],
+        /,
+        *,
+        classifier: MaskedModel | nn.Module | None = None,
+        device: str | torch.device | None = None,
+    ) -> Explainer:
+        """Load a folder, a shipped explainer or one of the hub; see ``vitshap.explainers.bundle.load``."""
+        from vitshap.explainers import bundle
+
+        return bundle.load(name, classifier=classifier, device=device)

@@ -3,23 +3,26 @@
 Any net that ``wrap`` accepts lends its trunk: the adapter's ``embed`` and ``encode`` run on whole images, so the explainer
 is of the same family as the net it explains and starts from its weights. The head is one more attention block and three
 fully connected layers of four times the width; class and register tokens are kept as its input and their outputs dropped.
+The alternative is a U-Net on pixels, which needs nothing of the net but its image size and grid.
 """
 
 from __future__ import annotations
 
 import copy
+import os
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitshap.explainers import weights
+from vitshap.explainers.unet import UNet
 from vitshap.models import MaskedModel
-from vitshap.models.base import find_adapter, unwrapped
+from vitshap.models.base import Adapter, CannotMask, find_adapter, unwrapped
 from vitshap.players import Players
 
-Init = Literal["surrogate", "scratch"]
+Trunk = Literal["own", "unet"]
 
 
 @dataclass(frozen=True)
@@ -27,55 +30,80 @@ class ExplainerConfig:
     """What the network is made of; each field is a row of the paper's ablation table."""
 
     extra_block: bool = True
-    """One more attention block between trunk and fully connected layers."""
+    """One more attention block between trunk and fully connected layers; a U-Net has neither."""
     train_trunk: bool = True
     """Whether the trunk is trained, or only the head."""
-    init: Init = "surrogate"
-    """Where the trunk's weights come from; "scratch" forgets them."""
+    init: str = "surrogate"
+    """Where the trunk's weights come from: "surrogate", "classifier", the path of a safetensors file with the state dict
+    of such a net, or "scratch". A U-Net has nothing in common with the surrogate: it starts from scratch or from a file."""
     tanh: bool = True
     """Bound the values before normalisation, as the paper does."""
     output_scale: float = 1.0
     """Unit of the head's output: small values are learned faster in small units."""
+    trunk: Trunk = "own"
+    """A net like the explained one ("own"), or a U-Net on pixels, which any net can have ("unet")."""
+
+    def __post_init__(self) -> None:
+        """Paths become text, so that a configuration can be written as JSON."""
+        object.__setattr__(self, "init", os.fspath(self.init))
+        if self.trunk not in ("own", "unet"):
+            raise ValueError(f'trunk is "own" or "unet"; got {self.trunk!r}')
+        if self.trunk == "unet" and self.init == "classifier":
+            raise ValueError('a U-Net cannot start as the classifier: give init="scratch" or the file of a U-Net')
 
 
 class ExplainerNetwork(nn.Module):
     """Images ``[B, C, H, W]`` to raw values ``[B, d, K]``, before the additive efficient normalisation."""
 
-    def __init__(self, model: MaskedModel, config: ExplainerConfig | None = None) -> None:
-        """A trunk like ``model``'s, and a fresh head for its players and classes."""
+    def __init__(
+        self, model: MaskedModel, config: ExplainerConfig | None = None, *, classifier: MaskedModel | None = None
+    ) -> None:
+        """A trunk like ``model``'s or a U-Net, and a fresh head for its players and classes.
+
+        ``classifier`` is what ``init="classifier"`` takes the weights from.
+        """
         super().__init__()
         self.config = config or ExplainerConfig()
-        self.trunk = copy.deepcopy(unwrapped(model.net))
-        self.adapter = find_adapter(self.trunk, model.image_size)
-        if self.config.init == "scratch":
-            _forget(self.trunk)
-        with torch.no_grad():
-            blank = next(self.trunk.parameters()).new_zeros(1, self.adapter.channels, *self.adapter.image_size)
-            width = self.adapter.embed(blank).shape[-1]
-        self.head = Head(width, _heads(width), model.num_classes, extra_block=self.config.extra_block)
+        self.adapter: Adapter | None = None
+        if self.config.trunk == "unet":
+            self._build_unet(model)
+        else:
+            self._build_own(model, classifier)
         self.head.to(model.device)
-        self._freeze_what_is_unused()
 
     def forward(self, images: Tensor, players: Players) -> Tensor:
         """Values of the players: a player of several tokens has the sum of theirs."""
-        adapter = self.adapter
-        tokens = adapter.embed(images)
-        positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        tokens = adapter.final_norm(adapter.encode(tokens, positions))
-        values = self.head(tokens)[:, adapter.prefix :].float()  # [B, N, K]
+        if self.adapter is None:
+            values = self.head(self.trunk(images)).float()  # [B, N, K]
+        else:
+            tokens = weights.encoded(self.adapter, images)
+            values = self.head(tokens)[:, self.adapter.prefix :].float()  # [B, N, K]
         if self.config.tanh:
             values = values.tanh()
         return sum_over_players(values * self.config.output_scale, players)
 
-    def _freeze_what_is_unused(self) -> None:
-        """The trunk's own classification head gets no gradient: leave it out of training."""
-        if not self.config.train_trunk:
-            self.trunk.requires_grad_(False)
-            return
-        used = {id(p) for module in (self.adapter.final_norm, *self.adapter.blocks) for p in module.parameters()}
-        used |= _used_by_embedding(self)
-        for parameter in self.trunk.parameters():
-            parameter.requires_grad_(id(parameter) in used)
+    def _build_own(self, model: MaskedModel, classifier: MaskedModel | None) -> None:
+        config = self.config
+        self.trunk: nn.Module = copy.deepcopy(unwrapped(model.net))
+        try:
+            self.adapter = find_adapter(self.trunk, model.image_size)
+        except CannotMask as error:
+            raise ValueError(
+                f'{type(self.trunk).__name__} lends no trunk to an explainer: use ExplainerConfig(trunk="unet")'
+            ) from error
+        width, read = weights.probe(self.trunk, self.adapter)
+        weights.start(self.trunk, config.init, read, classifier)
+        # The trunk's own classification head gets no gradient: it is left out of training.
+        for name, parameter in self.trunk.named_parameters():
+            parameter.requires_grad_(config.train_trunk and name in read)
+        self.head: nn.Module = Head(width, _heads(width), model.num_classes, extra_block=config.extra_block)
+
+    def _build_unet(self, model: MaskedModel) -> None:
+        unet = UNet(model.adapter.channels, model.image_size, model.grid)
+        if self.config.init not in ("scratch", "surrogate"):
+            weights.start(unet, self.config.init, set(unet.state_dict()), None)
+        self.trunk = unet.to(model.device).requires_grad_(self.config.train_trunk)
+        self.head = nn.Linear(unet.width, model.num_classes)
 
 
 class Head(nn.Module):
@@ -148,29 +176,3 @@ def sum_over_players(values: Tensor, players: Players) -> Tensor:
 def _heads(width: int) -> int:
     """Heads of 64, as vision transformers have them, or of 8 in very narrow nets; fewer where these do not divide."""
     return next((width // size for size in ((64, 32, 16, 8) if width >= 64 else (8, 4)) if width % size == 0), 1)
-
-
-def _forget(net: nn.Module) -> None:
-    """Draw all weights anew: modules by their own rule, bare parameters (class token, positions) by a narrow normal."""
-    bare = {id(p): p for p in net.parameters()}
-    for module in net.modules():
-        reset = getattr(module, "reset_parameters", None)
-        if callable(reset):
-            reset()
-            for parameter in module.parameters(recurse=False):
-                bare.pop(id(parameter), None)
-    for parameter in bare.values():
-        nn.init.trunc_normal_(parameter, std=0.02)
-
-
-def _used_by_embedding(network: ExplainerNetwork) -> set[int]:
-    """Parameters that the embedding reads, found by asking for their gradients."""
-    adapter = network.adapter
-    parameters = list(network.trunk.parameters())
-    with torch.enable_grad():
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-        image = parameters[0].new_ones(1, adapter.channels, *adapter.image_size)
-        total = adapter.embed(image).float().sum()
-        gradients = torch.autograd.grad(total, parameters, allow_unused=True)
-    return {id(p) for p, gradient in zip(parameters, gradients, strict=True) if gradient is not None}

@@ -1,0 +1,97 @@
+"""The card of a stored explainer: what a person should know before using it, as the README of its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+NAMES_SHOWN = 20
+
+TEMPLATE = """\
+---
+library_name: vitshap
+tags: [vitshap, shapley-values, explainability]
+license: other  # yours to fill in
+---
+
+# An explainer for {architecture}
+
+Shapley values of image patches in one forward pass: which parts of an image drive the prediction of a {library}
+`{architecture}` for images of {height} x {width} pixels. Made with vitshap {version}.
+
+## Use
+
+```python
+import vitshap
+
+explainer = vitshap.Explainer.from_pretrained("this folder, or owner/name on the hub")
+explanation = explainer("photo.jpg", target="predicted")
+explanation.plot()
+```
+
+With `classifier=net` loading fails unless `net` has the very weights that this explainer was made for.
+
+## What it explains
+
+- Players: {players}.
+- A withheld patch is removed by: {removal}. Values are of the net's {unit}.
+- {classes}
+- Weights: {precision}. Files are checked against the SHA-256 in `config.json`; there is no pickle.
+- Explained net's fingerprint: {fingerprint}
+
+## Measured quality
+
+{quality}
+
+## Licence
+
+The weights derive from the explained net and its training data, whose licences apply. Whoever publishes this folder states
+the licence here.
+"""
+
+
+def write_card(config: dict[str, Any], /) -> str:
+    """The text, from the configuration that is stored beside it."""
+    surrogate = config["surrogate"]
+    wrapped, net = surrogate["wrap"], surrogate["net"]
+    height, width = wrapped["image_size"]
+    return TEMPLATE.format(
+        architecture=net["name"],
+        library=net["library"],
+        height=height,
+        width=width,
+        version=config["versions"]["vitshap"],
+        players="every patch"
+        if wrapped["players"] == "patch"
+        else "groups of patches, by the label map in `config.json`",
+        removal=wrapped["removal"],
+        unit="outputs" if wrapped["output"] == "identity" else f"probabilities ({wrapped['output']})",
+        classes=_classes(wrapped["class_names"]),
+        precision="16 bit, computed with in 32 bit" if config["half"] else "as trained",
+        fingerprint=f"`{config['classifier']['fingerprint']}`"
+        if config["classifier"]["fingerprint"]
+        else "not recorded.",
+        quality=_quality(config["quality"]),
+    )
+
+
+def _classes(names: list[str] | None) -> str:
+    if names is None:
+        return "The classes have no names."
+    more = f", and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return f"{len(names)} classes: {', '.join(names[:NAMES_SHOWN])}{more}."
+
+
+def _quality(quality: dict[str, Any] | None) -> str:
+    if not quality:
+        return "Not measured."
+    rows = "\n".join(f"| {name} | {value} |" for name, value in _flat(quality))
+    return f"| measure | value |\n|---|---|\n{rows}"
+
+
+def _flat(quality: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in quality.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{name}, ")
+        else:
+            yield f"{above}{name}", f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
