@@ -1,5 +1,6 @@
 """From images to an explainer, end to end, on digits where all values can be known."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,23 @@ from vitshap.estimators.exact import exact
 from vitshap.estimators.reliability import correlation
 from vitshap.explainers import ExplainerConfig
 from vitshap.models import MaskedModel, wrap
-from vitshap.training.fit import FitConfig, fit_classifier, fit_explainer, fit_surrogate
+from vitshap.training.configs import ClassifierTraining, ExplainerTraining, SurrogateTraining, ValuesConfig
+from vitshap.training.fit import fit_classifier, fit_masked_classifier, fit_surrogate
+from vitshap.training.fit_explainer import fit_explainer
 from vitshap.training.loop import LoopConfig
 
 
-def _config(epochs: int, rate: float, **options) -> FitConfig:
-    return FitConfig(LoopConfig(epochs=epochs, batch_size=100, learning_rate=rate), None, **options)
+def _loop(epochs: int, rate: float) -> LoopConfig:
+    return LoopConfig(epochs=epochs, batch_size=100, learning_rate=rate)
+
+
+def _paper(epochs: int, rate: float, **options) -> ExplainerTraining:
+    return ExplainerTraining("paper", _loop(epochs, rate), None, coalitions=8, validation_coalitions=8, **options)
+
+
+def _values(epochs: int, rate: float, **options) -> ExplainerTraining:
+    values = ValuesConfig(views=epochs, coalitions=8, **options)
+    return ExplainerTraining("values", _loop(epochs, rate), None, values=values, validation_coalitions=8)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +43,8 @@ def classifier(digits: Splits, tmp_path_factory: pytest.TempPathFactory) -> Mask
     size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     net = ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, num_channels=1, num_labels=10, **size))
     folder = tmp_path_factory.mktemp("classifier")
-    return fit_classifier(wrap(net), digits.train, digits.val, folder, _config(25, 5e-3), masked=True)
+    config = ClassifierTraining(_loop(25, 5e-3), None)
+    return fit_masked_classifier(wrap(net), digits.train, digits.val, folder, config)
 
 
 def _accuracy(model: MaskedModel, digits: Splits) -> float:
@@ -45,7 +58,8 @@ def test_the_classifier_learns_and_the_original_is_untouched(classifier: MaskedM
 
 def test_the_surrogate_comes_nearer_to_the_classifier(classifier: MaskedModel, digits: Splits, tmp_path: Path) -> None:
     before = classifier.fingerprint()
-    surrogate = fit_surrogate(classifier, digits.train, digits.val, tmp_path, _config(6, 2e-3, coalitions=2))
+    config = SurrogateTraining(_loop(6, 2e-3), None, coalitions=2)
+    surrogate = fit_surrogate(classifier, digits.train, digits.val, tmp_path, config)
     lines = (tmp_path / "log.jsonl").read_text().splitlines()
     assert len(lines) == 6
     assert classifier.fingerprint() == before
@@ -57,15 +71,26 @@ def test_the_surrogate_comes_nearer_to_the_classifier(classifier: MaskedModel, d
     assert distance[1] < distance[0]
 
 
-def test_the_explainer_finds_the_shapley_values(classifier: MaskedModel, digits: Splits, tmp_path: Path) -> None:
-    config = _config(12, 3e-3, coalitions=8, validation_coalitions=8)
+LEARNING = {
+    "paper": _paper(12, 3e-3),
+    "values": _values(12, 3e-3),
+    "labels, pairs": _values(12, 3e-3, loss="labels", allocation="shapley", size_effect=False, noise_weights=0.0),
+}
+
+
+@pytest.mark.parametrize("procedure", LEARNING)
+def test_the_explainer_finds_the_shapley_values(
+    procedure: str, classifier: MaskedModel, digits: Splits, tmp_path: Path
+) -> None:
+    config = LEARNING[procedure]
     explainer = fit_explainer(classifier, digits.train, digits.val, tmp_path, config)
     pixels = torch.stack([pixels for pixels, _ in digits.test])
     explanation = explainer(pixels, target=None)
     assert explanation.efficiency_gap().abs().max() < 1e-5
     assert explanation.method == "explainer"
     truth = exact(classifier.game(pixels)).values
-    untrained = fit_explainer(classifier, digits.train, digits.val, tmp_path / "none", _config(1, 1e-9, coalitions=8))
+    still = replace(config, loop=_loop(1, 1e-9))
+    untrained = fit_explainer(classifier, digits.train, digits.val, None, still)
     learned = correlation(explanation.values.double(), truth).mean()
     assert learned > 0.6
     assert learned > correlation(untrained(pixels).values.double(), truth).mean() + 0.2
@@ -79,12 +104,25 @@ def test_an_explainer_that_learns_nothing_says_so(classifier: MaskedModel, digit
 
     console = Console(record=True, quiet=False, file=(tmp_path / "out.txt").open("w"))
     stubborn = ExplainerConfig(output_scale=100.0)
-    fit_explainer(classifier, digits.train, digits.val, tmp_path / "run", _config(1, 1e-9, coalitions=2),
-                  network=stubborn, console=console)  # fmt: skip
+    config = _paper(1, 1e-9, network=stubborn)
+    fit_explainer(classifier, digits.train, digits.val, tmp_path / "run", config, console=console)
     assert "learned nothing" in " ".join(console.export_text().split())
 
 
 def test_augmented_training_runs(classifier: MaskedModel, digits: Splits, tmp_path: Path) -> None:
     varied = Augmentation(horizontal_flip=0, vertical_flip=0, jitter=0)
-    config = FitConfig(LoopConfig(epochs=1, batch_size=100), varied)
+    config = SurrogateTraining(LoopConfig(epochs=1, batch_size=100), varied)
     fit_surrogate(classifier, digits.train, digits.val, tmp_path, config)
+
+
+def test_a_data_set_that_can_only_be_walked_through(classifier: MaskedModel, digits: Splits) -> None:
+    config = SurrogateTraining(_loop(1, 1e-3), None)
+    walked = fit_surrogate(classifier, (item for item in digits.train), (item for item in digits.val), config=config)
+    mapped = fit_surrogate(classifier, digits.train, digits.val, config=config)
+    assert walked.fingerprint() == mapped.fingerprint()
+
+
+def test_weights_and_kappa(digits: Splits, classifier: MaskedModel, tmp_path: Path) -> None:
+    config = ClassifierTraining(_loop(2, 1e-3), None, class_weights="balanced", select="kappa")
+    fit_classifier(classifier, digits.train, digits.val, tmp_path, config)
+    assert '"kappa"' in (tmp_path / "log.jsonl").read_text()

@@ -28,7 +28,7 @@ def _environment(**extra: str) -> dict[str, str]:
 
 def test_it_learns_keeps_the_best_and_writes_a_line_per_epoch(tmp_path: Path) -> None:
     task = small_training.task()
-    history = train(task, LoopConfig(epochs=6, batch_size=10, learning_rate=3e-3), tmp_path)
+    history = train(task, LoopConfig(epochs=6, batch_size=10, learning_rate=3e-3, save_every=4), tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert lines == history
     assert [line["epoch"] for line in lines] == list(range(6))

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ _TOLERATED = 0.01
 _NAMED = 5
 
 
+@runtime_checkable
 class MapStyle(Protocol):
     """A data set whose items are (image, label): a PIL image, a path, an array ``[H, W, C]`` or a tensor ``[C, H, W]``."""
 

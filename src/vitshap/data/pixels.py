@@ -117,7 +117,7 @@ def cache_pixels(
 
 
 def open_pixels(
-    data: MapStyle,
+    data: MapStyle | Iterable[Any] | PixelSource,
     preprocess: Preprocess | None,
     *,
     device: torch.device | str = "cpu",
@@ -125,7 +125,14 @@ def open_pixels(
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> PixelSource:
-    """Cached on the device where that takes at most ``memory_limit`` bytes (half of what is free, if not given)."""
+    """Cached on the device where that takes at most ``memory_limit`` bytes (half of what is free, if not given).
+
+    What is open already is given back; a data set that can only be walked through is walked through once and kept.
+    """
+    if isinstance(data, CachedPixels | StreamedPixels):
+        return data
+    if not isinstance(data, MapStyle):
+        return _gathered(data, preprocess, device)
     limit = free_bytes(device) // 2 if memory_limit is None else memory_limit
     first = next((item[0] for item in _walk(data, preprocess) if isinstance(item[0], Tensor)), None)
     if first is not None and len(data) * first.nbytes > limit:
@@ -148,6 +155,13 @@ def iterate_pixels(
     unreadable.total = index + 1
     unreadable.check()
     unreadable.warn()
+
+
+def _gathered(data: Iterable[Any], preprocess: Preprocess | None, device: torch.device | str) -> CachedPixels:
+    blocks = list(iterate_pixels(data, preprocess, batch_size=_CHUNK, device=device))
+    if not blocks:
+        raise ValueError("the data set has no images that can be read")
+    return CachedPixels(*(torch.cat(parts) for parts in zip(*blocks, strict=True)))
 
 
 def free_bytes(device: torch.device | str) -> int:

@@ -26,9 +26,11 @@ from torch import Tensor, nn
 
 from vitshap.counter import shuffled
 from vitshap.training import checkpoints
+from vitshap.training.board import Board
 
 BEST = "best.safetensors"
 LOG = "log.jsonl"
+SAVE_SECONDS = 30
 
 
 class TrainingDiverged(RuntimeError):
@@ -51,7 +53,7 @@ class LoopConfig:
     """Largest norm of the gradient."""
     seed: int = 0
     save_every: int = 500
-    """Steps between checkpoints, besides one after every epoch."""
+    """Steps between checkpoints, besides one at the end of an epoch if the last is half a minute old."""
     patience: int | None = None
     """Stop after so many epochs without a better validation; None: never."""
 
@@ -107,7 +109,8 @@ class _Run:
         trainable = [p for p in task.step.parameters() if p.requires_grad]
         optimiser = torch.optim.AdamW(trainable, lr=config.learning_rate, weight_decay=config.weight_decay)
         self.module, self.optimiser = self.accelerator.prepare(task.step, optimiser)
-        self.state = Progressed()
+        self.state, self.saved = Progressed(), time.perf_counter()
+        self.board = Board(folder / "tensorboard")
         self.epoch_steps = task.num_samples // config.batch_size
         self.total_steps = config.epochs * self.epoch_steps
 
@@ -124,6 +127,7 @@ class _Run:
                 epoch, position = divmod(self.state.step, self.epoch_steps)
                 self._epoch(epoch, position, advance)
                 self._finish_epoch(epoch)
+        self.board.close()
         self._load_best()
         return self.state.history
 
@@ -177,9 +181,11 @@ class _Run:
         losses, self.state.losses = self.state.losses, []
         record = {"epoch": epoch, "step": self.state.step, "train_loss": sum(losses) / len(losses), **metrics}
         self.state.history.append(record)
-        self._save()
+        if self._save_is_due():
+            self._save()
         if self.accelerator.is_main_process:
             _write_text(self.folder / LOG, "".join(json.dumps(line) + "\n" for line in self.state.history))
+            self.board.add(record)
         self.console.print(", ".join(f"{k} {v:.4g}" for k, v in record.items()) + (" (best)" if better else ""))
 
     def _out_of_patience(self) -> bool:
@@ -191,7 +197,12 @@ class _Run:
             tensors = {f"weights.{name}": tensor for name, tensor in self.task.trained.state_dict().items()}
             tensors |= checkpoints.optimiser_tensors(self.optimiser)
             checkpoints.save(self.folder / "checkpoints", self.state.step, tensors, vars(self.state))
-        self.accelerator.wait_for_everyone()
+            self.saved = time.perf_counter()
+
+    def _save_is_due(self) -> bool:
+        """At the end of an epoch. Epochs may last a second: writing weights and moments after each would take longer."""
+        regular = self.state.step % self.config.save_every == 0 or self.state.step == self.total_steps
+        return regular or time.perf_counter() - self.saved > SAVE_SECONDS
 
     def _resume(self) -> None:
         found = checkpoints.load_latest(self.folder / "checkpoints")

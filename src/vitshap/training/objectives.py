@@ -52,7 +52,8 @@ def explainer_loss(values: Tensor, coalitions: Coalitions, worth: Tensor, base: 
     ``values``: ``[B, d, K]``, already efficient; ``coalitions``: bool ``[B, S, d]`` drawn from p_Sh; ``worth``: their
     values ``[B, S, K]``; ``base``: v(0), ``[B, K]``. The mean is over images, coalitions and classes.
     """
-    predicted = coalitions.to(values.dtype) @ values  # [B, S, K]
+    with torch.autocast(values.device.type, enabled=False):  # half precision would round the sums
+        predicted = coalitions.float() @ values.float()  # [B, S, K]
     return values.shape[1] * (worth.float() - base.float()[:, None] - predicted).square().mean()
 
 

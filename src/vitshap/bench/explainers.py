@@ -1,0 +1,153 @@
+"""What carries an explainer beyond the paper's procedure: its steps alone and together, at equal evaluations.
+
+Values of coalitions are computed once per law of sizes and shared by the variants that differ in the loss alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from vitshap.data import Augmentation
+from vitshap.estimators.reliability import correlation
+from vitshap.estimators.truth import Truth
+from vitshap.explainers import Explainer, ExplainerConfig
+from vitshap.metrics import deletion, insertion
+from vitshap.models import MaskedModel
+from vitshap.training.batches import Images
+from vitshap.training.configs import ExplainerTraining, ValuesConfig
+from vitshap.training.fit_explainer import make_store, network_config, train_explainer
+from vitshap.training.held_out import HeldOut
+from vitshap.training.loop import LoopConfig
+from vitshap.training.values import Evaluator, ValueStore
+
+Judge = Callable[[Explainer], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One variant."""
+
+    variant: str
+    evaluations: int
+    values_seconds: float
+    """Spent on values of coalitions; 0 where those of an earlier variant were used, or where they are part of training."""
+    training_seconds: float
+    best_epoch: int
+    scores: dict[str, float]
+
+
+def variants(views: int, coalitions: int, *, passes: int = 2) -> dict[str, ExplainerTraining]:
+    """The steps: each alone on top of the paper's loss on stored values, then together."""
+    loop = LoopConfig(epochs=passes * views, batch_size=256, learning_rate=3e-4, warmup_steps=200, save_every=10**9)
+    plain = ValuesConfig(views=views, coalitions=coalitions, size_effect=False, noise_weights=0.0, allocation="shapley")
+    stored = ExplainerTraining(loop=loop, values=plain, network=ExplainerConfig())
+    unit = replace(stored, network=None)
+
+    def on_top(**changes: Any) -> ExplainerTraining:
+        return replace(unit, values=replace(plain, **changes))
+
+    weighted: dict[str, Any] = {"size_effect": True, "noise_weights": 0.5}
+    pilot: dict[str, Any] = {**weighted, "allocation": "pilot"}
+    paper_epochs = max(1, views * (coalitions + 1) // 33)
+    upright = Augmentation(vertical_flip=0)
+    return {
+        "the paper's procedure": ExplainerTraining(
+            procedure="paper", loop=LoopConfig(epochs=paper_epochs, save_every=10**9)
+        ),
+        "stored values, the paper's loss": stored,
+        "+ outputs in units of 2/d, no tanh": unit,
+        "  + size effect removed": on_top(size_effect=True),
+        "  + noise weights": on_top(noise_weights=0.5),
+        "  + both": on_top(**weighted),
+        "  + both, inverse noise to the power of 1": on_top(size_effect=True, noise_weights=1.0),
+        "  + both + sizes by pilot": on_top(**pilot),
+        "  + both + sizes by pilot, squared error to labels": on_top(**pilot, loss="labels"),
+        "  + both + sizes by pilot, learning rate 1e-3": replace(
+            on_top(**pilot), loop=replace(loop, learning_rate=1e-3)
+        ),
+        "  + both + sizes by pilot, images upright": replace(on_top(**pilot), augmentation=upright),
+    }
+
+
+def ablate(
+    surrogate: MaskedModel,
+    data: Any,
+    val: Any,
+    judge: Judge,
+    chosen: dict[str, ExplainerTraining],
+    folder: Path,
+    *,
+    compiled: bool = False,
+    console: Console | None = None,
+) -> Iterator[Line]:
+    """Train every variant and yield what it is worth."""
+    evaluate = Evaluator(surrogate, compiled=compiled)
+    unseen = Images(surrogate, val, None, seed=0)
+    stores: dict[tuple[Any, ...], ValueStore] = {}
+    for number, (name, config) in enumerate(chosen.items()):
+        images = Images(surrogate, data, config.augmentation, seed=0)
+        started, store = time.perf_counter(), None
+        if config.procedure == "values":
+            key = (config.values.allocation, config.augmentation, config.values.views, config.values.coalitions)
+            if key not in stores:
+                stores.clear()  # one at a time: memory
+                stores[key] = make_store(evaluate, images, config.values)
+                stores[key].fill()
+            store = stores[key]
+        values_seconds = time.perf_counter() - started
+        torch.manual_seed(0)
+        explainer = Explainer(surrogate, network_config(config, surrogate.num_players))
+        started = time.perf_counter()
+        place = folder / f"variant-{number}"
+        held_out = HeldOut.opened(place, evaluate, unseen, config.validation_coalitions, explainer.null_values)
+        history = train_explainer(
+            explainer, images, held_out, place, config, store=store, console=console or Console(quiet=True)
+        )
+        seconds = time.perf_counter() - started
+        select = "loss" if store is None else "weighted_loss"
+        best = min(history, key=lambda line: line[select])
+        per_image = config.values.coalitions if store is not None else config.coalitions
+        rounds = config.values.views if store is not None else config.loop.epochs
+        yield Line(
+            variant=name,
+            evaluations=rounds * len(images) * (per_image + 1),
+            values_seconds=values_seconds,
+            training_seconds=seconds,
+            best_epoch=int(best["epoch"]),
+            scores={**judge(explainer), "loss": best["loss"], "weighted_loss": best["weighted_loss"]},
+        )
+
+
+def agreement(values: Tensor, truth: Truth, labels: Tensor) -> dict[str, float]:
+    """Mean Pearson correlation over players of values ``[N, d, K]`` with the truth, for the images' own classes
+    (``labels`` ``[N]``) and for the others; also divided by the square root of the truth's reliability."""
+    found = correlation(values.double().cpu(), truth.values)  # [N, K]
+    own = torch.zeros_like(found, dtype=torch.bool).scatter(1, labels.cpu()[:, None], True)
+    scores = {}
+    for name, where in (("target", own), ("others", ~own)):
+        reliability = truth.reliability[where].clamp(min=0)
+        scores[f"reliability_{name}"] = float(reliability.mean())
+        scores[f"raw_{name}"] = float(found[where].mean())
+        scores[name] = float(found[where].mean() / reliability.sqrt().mean())
+    return scores
+
+
+def areas(evaluate: Evaluator, explainer: Explainer, pixels: Tensor, labels: Tensor) -> dict[str, float]:
+    """Mean insertion and deletion of the images' own classes, and insertion of the others."""
+    explanation = explainer(pixels)
+    half = pixels.to(evaluate.dtype)
+    inserted = insertion(evaluate.model, half, explanation)
+    own = explainer(pixels, target=labels[:, None])
+    return {
+        "insertion": float(inserted.target_area(labels).mean()),
+        "others_insertion": float(inserted.nontarget_area(labels).mean()),
+        "deletion": float(deletion(evaluate.model, half, own).target_area(labels).mean()),
+    }

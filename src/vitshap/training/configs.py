@@ -1,0 +1,87 @@
+"""What can be set for each training. The documentation of a field is the help that the command prints for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vitshap.data import Augmentation
+from vitshap.explainers import ExplainerConfig
+from vitshap.training.loop import LoopConfig
+
+Procedure = Literal["values", "paper"]
+Select = Literal["accuracy", "kappa", "loss"]
+
+
+@dataclass(frozen=True)
+class ClassifierTraining:
+    """Fine-tuning of the net that is to be explained."""
+
+    loop: LoopConfig = field(default_factory=lambda: LoopConfig(epochs=25, learning_rate=1e-5))
+    augmentation: Augmentation | None = field(default_factory=Augmentation)
+    """How training images are varied; null: not at all."""
+    class_weights: Literal["balanced"] | tuple[float, ...] | None = None
+    """Weights of the classes in the loss; "balanced": inversely to their frequency; null: all the same."""
+    select: Select = "accuracy"
+    """Validation metric that chooses the best weights: accuracy, Cohen's kappa or loss."""
+    coalitions: int = 1
+    """Random subsets of patches per image and step, where the classifier is trained with missing patches."""
+    validation_batch: int = 256
+    """Images at once in validation."""
+
+
+@dataclass(frozen=True)
+class SurrogateTraining:
+    """Fine-tuning of a copy of the classifier so that it answers with missing patches."""
+
+    loop: LoopConfig = field(default_factory=lambda: LoopConfig(epochs=50, learning_rate=1e-5))
+    augmentation: Augmentation | None = field(default_factory=Augmentation)
+    """How training images are varied; null: not at all."""
+    coalitions: int = 1
+    """Random subsets of patches per image and step."""
+    validation_coalitions: int = 16
+    """Fixed subsets of each validation image."""
+    validation_batch: int = 256
+    """Images at once in validation."""
+
+
+@dataclass(frozen=True)
+class ValuesConfig:
+    """Values of coalitions that an explainer learns from in the procedure "values"."""
+
+    views: int = 50
+    """Varied views of each image that are evaluated; after so many epochs they are met again."""
+    coalitions: int = 48
+    """Evaluations per view. Many views with few evaluations each teach more than few with many."""
+    size_effect: bool = True
+    """Remove what the size of a coalition alone explains: an unbiased reduction of noise."""
+    noise_weights: float = 0.5
+    """Weigh each view and class by its noise variance to the power of minus this; 0: all the same."""
+    allocation: Literal["pilot", "shapley"] = "pilot"
+    """Sizes of coalitions: where a pilot on a few images finds the noise, or those of the Shapley kernel, in pairs."""
+    loss: Literal["regression", "labels"] = "regression"
+    """Fit the values of coalitions, or unbiased estimates of the Shapley values made from them."""
+    compiled: bool = False
+    """Compile the evaluation of coalitions (GPU): about a third faster, half a minute to start."""
+    memory_gib: float | None = None
+    """Memory for values on the device; what does not fit is computed again. null: half of what is free."""
+
+
+@dataclass(frozen=True)
+class ExplainerTraining:
+    """Training of the network that outputs Shapley values."""
+
+    procedure: Procedure = "values"
+    """"values": from values computed for many views, noise removed; "paper": fresh subsets, the paper's loss."""
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    augmentation: Augmentation | None = field(default_factory=Augmentation)
+    """How training images are varied; null: not at all."""
+    network: ExplainerConfig | None = None
+    """What the network is made of; null: what suits the procedure."""
+    coalitions: int = 32
+    """Subsets per image and step of the procedure "paper": half of them drawn, with their complements."""
+    values: ValuesConfig = field(default_factory=ValuesConfig)
+    validation_coalitions: int = 32
+    """Fixed subsets of each validation image, half of them drawn, with their complements."""
+    validation_batch: int = 256
+    """Images at once in validation."""

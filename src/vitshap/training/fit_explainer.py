@@ -1,0 +1,185 @@
+"""Training of an explainer, by two procedures with the same optimum: the Shapley values.
+
+"paper": fresh subsets of a fresh view in every step, the paper's loss. "values": values of many views computed once, the
+size's part removed, sizes drawn where the noise is, views and classes weighed by their noise (see ``noise.py``).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from vitshap.coalitions import Coalitions, shapley_kernel
+from vitshap.data import sample_coalitions
+from vitshap.explainers import Explainer, ExplainerConfig
+from vitshap.models import MaskedModel
+from vitshap.training.batches import Images
+from vitshap.training.configs import ExplainerTraining, ValuesConfig
+from vitshap.training.fit import kept_or_temporary
+from vitshap.training.held_out import HeldOut
+from vitshap.training.loop import Task, train
+from vitshap.training.noise import Plan, inverse_noise, pilot, residuals
+from vitshap.training.objectives import explainer_loss
+from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, Evaluator, ValueStore, pilot_values
+
+
+def fit_explainer(
+    surrogate: MaskedModel,
+    data: Any,
+    val: Any,
+    /,
+    folder: str | Path | None = None,
+    config: ExplainerTraining | None = None,
+    *,
+    classifier: MaskedModel | None = None,
+    resume: bool = False,
+    console: Console | None = None,
+) -> Explainer:
+    """Train an explainer of ``surrogate`` without ground truth, for all classes at once.
+
+    ``data``, ``val``: images (labels are not used). ``classifier`` is needed where the network starts from its weights.
+    ``folder`` takes checkpoints and the log, and with ``resume`` gives them back; None: nothing is kept.
+    """
+    config, console = config or ExplainerTraining(), console or Console(quiet=True)
+    surrogate = copy.deepcopy(surrogate).eval()
+    images = Images(surrogate, data, config.augmentation, seed=config.loop.seed)
+    unseen = Images(surrogate, val, None, seed=config.loop.seed)
+    evaluate = Evaluator(surrogate, compiled=config.values.compiled)
+    store = None
+    if config.procedure == "values":
+        store = make_store(evaluate, images, config.values)
+        console.print(store.describe())
+    torch.manual_seed(config.loop.seed)
+    explainer = Explainer(surrogate, network_config(config, surrogate.num_players), classifier=classifier)
+    with kept_or_temporary(folder) as place:
+        held_out = HeldOut.opened(place, evaluate, unseen, config.validation_coalitions, explainer.null_values)
+        if surrogate.output == "identity":
+            explainer.set_scale(held_out.full.std(0))
+        train_explainer(explainer, images, held_out, place, config, store=store, resume=resume, console=console)
+    return explainer
+
+
+def train_explainer(
+    explainer: Explainer,
+    images: Images,
+    held_out: HeldOut,
+    folder: Path,
+    config: ExplainerTraining,
+    *,
+    store: ValueStore | None = None,
+    resume: bool = False,
+    console: Console,
+) -> list[dict[str, float]]:
+    """Train ``explainer`` itself, from values in ``store`` or (None) by the paper's procedure; one record per epoch."""
+    if store is None:
+        task = _paper_task(explainer, images, held_out, config)
+    else:
+        task = _values_task(explainer, store, held_out, config)
+    history = train(task, config.loop, folder, resume=resume, console=console)
+    best = min(history, key=lambda line: line[task.select])
+    if best["loss"] >= best["uniform_loss"]:
+        console.print(
+            f"The explainer has learned nothing: its validation loss {best['loss']:.4g} is no better than that of giving "
+            f"every player the same value, {best['uniform_loss']:.4g}. Try more epochs or another learning rate."
+        )
+    return history
+
+
+def make_store(evaluate: Evaluator, images: Images, config: ValuesConfig) -> ValueStore:
+    """The values that ``config`` asks for; computed when they are met, but for the pilot's."""
+    plan = plan_evaluations(evaluate, images, config, seed=images.seed)
+    memory = None if config.memory_gib is None else int(config.memory_gib * 2**30)
+    return ValueStore(evaluate, images, plan, views=config.views, coalitions=config.coalitions, memory=memory)
+
+
+def network_config(config: ExplainerTraining, num_players: int) -> ExplainerConfig:
+    """What the network is made of: as configured, or what suits the procedure."""
+    if config.network is not None:
+        return config.network
+    if config.procedure == "paper":
+        return ExplainerConfig()
+    # Values are of the order of 1/d: outputs in that unit are learned faster, and need no bound.
+    return ExplainerConfig(tanh=False, output_scale=2 / num_players)
+
+
+def plan_evaluations(evaluate: Evaluator, images: Images, config: ValuesConfig, *, seed: int) -> Plan:
+    """What a pilot on a few images (at most a fiftieth of the evaluations) finds best, or pairs from the Shapley kernel."""
+    d = evaluate.model.num_players
+    fixed = shapley_kernel(d) if config.allocation == "shapley" else None
+    affordable = config.views * len(images) * config.coalitions // 50
+
+    def values(coalitions: Coalitions) -> tuple[Tensor, Tensor, Tensor]:
+        return pilot_values(
+            evaluate, images, coalitions, count=max(4, min(PILOT_IMAGES, affordable // len(coalitions)))
+        )
+
+    return pilot(values, d, seed=seed, repeats=PILOT_REPEATS, fixed=fixed)
+
+
+def _paper_task(explainer: Explainer, images: Images, held_out: HeldOut, config: ExplainerTraining) -> Task:
+    law, seed = shapley_kernel(explainer.surrogate.num_players), config.loop.seed
+
+    def batches(order: Iterable[Tensor], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for pixels, batch in images.views(order, epoch):
+            drawn = sample_coalitions(law, batch.indices, seed=seed, epoch=epoch, n=config.coalitions, paired=True)
+            yield pixels, drawn
+
+    def validate() -> dict[str, float]:
+        return held_out.losses(explainer, config.validation_batch)
+
+    return Task(_PaperStep(explainer), explainer, batches, len(images), validate)
+
+
+def _values_task(explainer: Explainer, store: ValueStore, held_out: HeldOut, config: ExplainerTraining) -> Task:
+    def batches(order: Iterable[Tensor], epoch: int) -> Iterator[tuple[Tensor, ...]]:
+        for pixels, coalitions, (full, worth) in store.batches(list(order), epoch % store.views):
+            yield pixels, coalitions, full, worth
+
+    def validate() -> dict[str, float]:
+        return held_out.losses(explainer, config.validation_batch)
+
+    step = _ValuesStep(explainer, store.plan, config.values)
+    return Task(step, explainer, batches, len(store.images), validate, select="weighted_loss")
+
+
+class _PaperStep(nn.Module):
+    def __init__(self, explainer: Explainer) -> None:
+        super().__init__()
+        self.explainer = explainer
+
+    def forward(self, pixels: Tensor, coalitions: Tensor) -> Tensor:
+        surrogate = self.explainer.surrogate
+        with torch.no_grad():
+            full, worth = surrogate(pixels), surrogate(pixels, coalitions)
+        values, scale = self.explainer.values(pixels, full), self.explainer.scale
+        base = self.explainer.null_values.expand_as(full)
+        return explainer_loss(values / scale, coalitions, worth / scale, base / scale)
+
+
+class _ValuesStep(nn.Module):
+    def __init__(self, explainer: Explainer, plan: Plan, config: ValuesConfig) -> None:
+        super().__init__()
+        self.explainer, self.plan, self.config = explainer, plan, config
+
+    def forward(self, pixels: Tensor, coalitions: Tensor, full: Tensor, worth: Tensor) -> Tensor:
+        values = self.explainer.values(pixels, full).float()
+        with torch.autocast(pixels.device.type, enabled=False):
+            base = self.explainer.null_values.expand_as(full)
+            with torch.no_grad():
+                left = residuals(self.plan, coalitions, worth, base, full, size_effect=self.config.size_effect)
+                weights = self._weights(left.noise, left.values.shape[1])
+            if self.config.loss == "regression":
+                error = left.squared_error(values)
+            else:
+                centred = values - values.mean(1, keepdim=True)
+                error = (centred - left.labels()).square().sum(1)
+            return (weights * error).mean()
+
+    def _weights(self, noise: Tensor, units: int) -> Tensor:
+        return inverse_noise(noise, self.plan.typical_noise / units, self.config.noise_weights)

@@ -1,0 +1,210 @@
+"""Where the noise of sampled coalitions is, and how an explainer learns from them with less of it.
+
+For any law that first draws a size k with probability q(k) and then members uniformly, with ``c = s - k/d`` (the members,
+centred) and ``a(k) = d / (k (d - k) q(k))``,
+
+    phi = (v(1) - v(0)) / d + E[ a(k) c (v(s) - m(k)) ]        for any function m of the size alone,
+
+because the Shapley values are the mean over sizes of the linear effects at each size. So
+
+- the curve m may be fitted: here to the view's other coalitions (leave one out), which keeps the expectation exact;
+- q may be chosen: the variance is smallest for q proportional to sd_k(v) / sqrt(k (d - k)), with sd_k the spread of
+  values among coalitions of one size, which a pilot on a few images measures;
+- a pair (s, 1 - s) may stand for its difference, whose even parts cancel: worth it where the two sides are equally noisy,
+  a waste where one of them hardly varies. The pilot decides;
+- least squares of ``v(s) - m(k)`` on ``c`` with weights a(k) has the same optimum, and no noise from what is linear.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vitshap.coalitions import CoalitionLaw, Coalitions, of_sizes, shapley_kernel
+
+RIDGE = 1.0
+"""Prior of the curve's coefficients, in observations: pulls a curve from few coalitions towards the pilot's."""
+SAFETY = 0.1
+"""Part of the pilot's law that stays the Shapley kernel, so that no weight is larger than ten times its own."""
+FLOOR = 0.01
+"""Least noise of a view and class, in means over the pilot: weights are at most a hundred times the mean's."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Which coalitions are evaluated, and what the pilot knows about their noise."""
+
+    law: CoalitionLaw
+    paired: bool
+    curve: Tensor
+    """How far from v(0) to v(1) values are at each size on average: float64 ``[d + 1]``, 0 to 1 at the ends."""
+    typical_noise: float
+    """Mean over pilot images and classes of the variance that one view's estimate would have from one unit (a coalition
+    or a pair), summed over players."""
+    relative_noise: dict[str, float] = field(default_factory=dict)
+    """Variance per evaluation, relative to Shapley-kernel pairs: for each way that was considered."""
+
+
+@dataclass(frozen=True, eq=False)
+class Residuals:
+    """What is left of the values of a batch of views when the size's part is taken away; units are coalitions or pairs."""
+
+    centred: Tensor
+    """``[B, n, d]``: members minus their mean; doubled for pairs, whose difference sees every player twice."""
+    values: Tensor
+    """``[B, n, K]``."""
+    weights: Tensor
+    """a(k), over four for pairs: ``[B, n]``."""
+    noise: Tensor
+    """Variance of the estimate made from them, summed over players: ``[B, K]``."""
+
+    def labels(self) -> Tensor:
+        """Unbiased estimates of ``phi - (v(1) - v(0)) / d``, ``[B, d, K]``."""
+        return torch.einsum("bnd,bn,bnk->bdk", self.centred, self.weights, self.values) / self.values.shape[1]
+
+    def squared_error(self, values: Tensor) -> Tensor:
+        """Of the efficient explanations ``[B, d, K]`` on the coalitions: ``[B, K]``, on the scale of ``|phi - phi*|^2``."""
+        misfit = self.values - self.centred @ values  # centred rows add up to zero: (v(1) - v(0)) / d has no part
+        return torch.einsum("bn,bnk->bk", self.weights, misfit.square()) / self.values.shape[1]
+
+
+def shapley_plan(d: int) -> Plan:
+    """Pairs from the Shapley kernel and no knowledge: what the paper evaluates."""
+    return Plan(shapley_kernel(d), True, torch.linspace(0, 1, d + 1, dtype=torch.float64), 1.0)
+
+
+def residuals(
+    plan: Plan, coalitions: Coalitions, worth: Tensor, base: Tensor, full: Tensor, *, size_effect: bool = True
+) -> Residuals:
+    """Of coalitions bool ``[B, S, d]`` with values ``[B, S, K]``; ``base``, ``full``: v(0), v(1) ``[B, K]``."""
+    d = coalitions.shape[2]
+    sizes = coalitions.sum(2)  # [B, S]
+    curve = (plan.curve if size_effect else torch.linspace(0, 1, d + 1)).to(worth)
+    left = worth.float() - base[:, None] - curve[sizes][..., None] * (full - base)[:, None]  # [B, S, K]
+    if plan.paired:
+        coalitions, sizes = coalitions[:, ::2], sizes[:, ::2]
+        left = left[:, ::2] - left[:, 1::2]
+    centred = coalitions.to(left.dtype) - (sizes / d)[..., None]
+    if size_effect:
+        left = _without_curve(left, sizes, d, odd=plan.paired)
+    spread = sizes * (d - sizes) / d  # |centred|^2
+    weights = 1 / (spread * plan.law.size_probabilities.to(left)[sizes])
+    per_unit = weights / 2 if plan.paired else weights  # of the estimate
+    noise = ((per_unit.square() * spread)[..., None] * left.square()).mean(1) / left.shape[1]
+    if plan.paired:
+        return Residuals(2 * centred, left, weights / 4, noise)
+    return Residuals(centred, left, weights, noise)
+
+
+def inverse_noise(noise: Tensor, typical: float, power: float = 1.0) -> Tensor:
+    """Weights of views and classes ``[B, K]``: inverse to a power of their noise; typical noise gives an error of 1."""
+    return (typical / (noise + FLOOR * typical)) ** power / typical
+
+
+def pilot(
+    evaluate: Callable[[Coalitions], tuple[Tensor, Tensor, Tensor]],
+    d: int,
+    *,
+    seed: int,
+    repeats: int,
+    fixed: CoalitionLaw | None = None,
+) -> Plan:
+    """Measure the spread of values at some sizes and choose the law; ``fixed``: pairs of that law whatever is found.
+
+    ``evaluate`` takes coalitions ``[S, d]`` and gives their values for some images ``[B, S, K]``, v(0) and v(1) ``[B, K]``.
+    """
+    grid = _size_grid(d)
+    first = of_sizes(grid.repeat_interleave(repeats), d, generator=torch.Generator().manual_seed(seed))
+    worth, base, full = (t.double().cpu() for t in evaluate(torch.cat([first, ~first])))
+    worth = worth.view(len(worth), 2, len(grid), repeats, -1)  # [B, side, sizes, repeats, K]
+    curve = _mean_curve(worth.mean(3), base, full, grid, d)
+    size = torch.arange(1, d, dtype=torch.float64)
+    half = torch.minimum(size, d - size)
+    small, large, both = (
+        _interpolated(spread, grid, half)  # [B, d - 1, K]
+        for spread in (worth[:, 0].var(2), worth[:, 1].var(2), (worth[:, 0] - worth[:, 1]).var(2) / 4)
+    )
+    spread = {"pairs": both, "coalitions": torch.where((size <= d / 2)[:, None], small, large)}
+    kernel = shapley_kernel(d)
+    usual = _noise(kernel, both)  # [B, K]
+    known = usual + FLOOR * usual.mean()
+    laws = {name: _best_law(kernel, (one / known[:, None]).mean((0, 2)).sqrt()) for name, one in spread.items()}
+    if fixed is not None:
+        spread, laws = {"pairs": both}, {"pairs": fixed}
+    cost = {"pairs": 2, "coalitions": 1}  # evaluations of a unit
+    relative = {
+        name: float((_noise(laws[name], one) / known).mean() / (usual / known).mean()) * cost[name] / cost["pairs"]
+        for name, one in spread.items()
+    }
+    best = min(relative, key=lambda name: relative[name])
+    return Plan(laws[best], best == "pairs", curve, float(_noise(laws[best], spread[best]).mean()), relative)
+
+
+def _noise(law: CoalitionLaw, spread: Tensor) -> Tensor:
+    """Variance of the estimate from one unit, summed over players: ``[B, K]`` of spreads ``[B, d - 1, K]`` at sizes."""
+    d = law.num_players
+    size = torch.arange(1, d, dtype=torch.float64)
+    return ((d / (size * (d - size) * law.size_probabilities[1:d]))[:, None] * spread).sum(1)
+
+
+def _size_grid(d: int) -> Tensor:
+    """Sizes from 1 to d/2, all of them or about 14 that grow geometrically."""
+    half = d // 2
+    if half <= 16:
+        return torch.arange(1, half + 1)
+    growing = torch.logspace(0, math.log2(half), 14, base=2, dtype=torch.float64).round()
+    return torch.tensor(sorted({int(size) for size in growing}))
+
+
+def _mean_curve(means: Tensor, base: Tensor, full: Tensor, grid: Tensor, d: int) -> Tensor:
+    """The least-squares share of the way from v(0) to v(1) at each size, ``[d + 1]``; ``means``: ``[B, 2, sizes, K]``."""
+    way = (full - base)[:, None, None]
+    share = ((means - base[:, None, None]) * way).sum((0, 3)) / way.square().sum().clamp(min=1e-30)  # [2, sizes]
+    size = torch.arange(d + 1, dtype=torch.float64)
+    known = torch.cat([torch.zeros(1), grid, (d - grid).flip(0), torch.full((1,), d)]).double()
+    heights = torch.cat([share.new_zeros(1), share[0], share[1].flip(0), share.new_ones(1)])
+    unique = torch.cat([known.new_ones(1, dtype=torch.bool), known[1:] > known[:-1]])  # d/2 may be there twice
+    return _lines(size, known[unique], heights[unique])
+
+
+def _interpolated(spread: Tensor, grid: Tensor, sizes: Tensor) -> Tensor:
+    """``[B, grid, K]`` at other sizes, along lines in the logarithm of the size."""
+    at, known = sizes.log(), grid.double().log()
+    place = torch.searchsorted(known, at).clamp(1, max(len(known) - 1, 1))
+    if len(known) == 1:
+        return spread.expand(-1, len(sizes), -1)
+    part = ((at - known[place - 1]) / (known[place] - known[place - 1])).clamp(0, 1)[:, None]
+    return spread[:, place - 1] * (1 - part) + spread[:, place] * part
+
+
+def _lines(at: Tensor, known: Tensor, heights: Tensor) -> Tensor:
+    place = torch.searchsorted(known, at).clamp(1, len(known) - 1)
+    part = (at - known[place - 1]) / (known[place] - known[place - 1])
+    return heights[place - 1] * (1 - part) + heights[place] * part
+
+
+def _best_law(kernel: CoalitionLaw, spread: Tensor) -> CoalitionLaw:
+    """Sizes in proportion to spread / sqrt(k (d - k))."""
+    d = kernel.num_players
+    size = torch.arange(1, d, dtype=torch.float64)
+    wanted = spread / (size * (d - size)).sqrt()
+    probabilities = kernel.size_probabilities.clone()
+    if wanted.sum() > 0:
+        probabilities[1:d] = SAFETY * probabilities[1:d] + (1 - SAFETY) * wanted / wanted.sum()
+    return CoalitionLaw(d, probabilities)
+
+
+def _without_curve(values: Tensor, sizes: Tensor, d: int, *, odd: bool) -> Tensor:
+    """Residuals ``[B, n, K]`` of a smooth curve of the size, each from a curve fitted to the others (ridge)."""
+    position = (sizes / (d - sizes)).log() / 2  # [B, n], symmetric about d/2
+    powers = (1, 3) if odd else (0, 1, 2, 3)
+    basis = torch.stack([position**p for p in powers], -1).to(values.dtype)  # [B, n, p]
+    gram = basis.transpose(1, 2) @ basis + RIDGE * torch.eye(len(powers), device=values.device, dtype=values.dtype)
+    solved = torch.linalg.solve(gram, basis.transpose(1, 2))  # [B, p, n]
+    leverage = (basis * solved.transpose(1, 2)).sum(-1)  # [B, n]
+    left: Tensor = (values - basis @ (solved @ values)) / (1 - leverage)[..., None]
+    return left

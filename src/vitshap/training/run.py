@@ -1,0 +1,218 @@
+"""``vitshap train``: a recipe from beginning to end, in stages that can be interrupted and continued.
+
+The folder holds ``recipe.yaml`` (every setting as it was used), a folder for each training with its checkpoints, log, best
+weights and, once it has ended, ``done.json``; then ``summary.json`` and ``bundle``. With several processes (``accelerate
+launch``) all compute, and one prints and writes.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from accelerate import PartialState
+from rich.console import Console
+from safetensors.torch import load_file
+from torch import nn
+
+from vitshap.data import ImageData, Splits, load_data, require_a_batch
+from vitshap.explainers import Explainer
+from vitshap.models import MaskedModel
+from vitshap.training import timing
+from vitshap.training.fit import fit_classifier, fit_masked_classifier, fit_surrogate
+from vitshap.training.fit_explainer import fit_explainer, network_config
+from vitshap.training.loop import BEST
+from vitshap.training.nets import build_model
+from vitshap.training.recipes import Recipe
+from vitshap.training.settings import differing_keys, read_yaml, to_plain, write_yaml
+from vitshap.training.summary import in_words, summarise
+
+RECIPE, DONE, SUMMARY, BUNDLE = "recipe.yaml", "done.json", "summary.json", "bundle"
+STAGES = ("classifier", "surrogate", "explainer")
+M = TypeVar("M", bound=nn.Module)
+
+
+def run(
+    recipe: Recipe,
+    out: str | Path,
+    /,
+    *,
+    resume: bool = False,
+    console: Console | None = None,
+    device: str | torch.device = "auto",
+    estimate: bool = True,
+) -> Explainer:
+    """Train what the recipe says and return the explainer; everything is kept in the folder ``out``.
+
+    ``resume`` continues what the folder holds; ``estimate`` times a few steps first and prints how long it will take.
+    """
+    out, started = Path(out).expanduser(), time.perf_counter()
+    check_folder(recipe, out, resume=resume)
+    state = _processes(device)
+    if not state.is_main_process or console is None:
+        console = Console(quiet=True)
+    with state.main_process_first():  # one process unpacks archives, the others find them unpacked
+        splits = _data(recipe)
+    model = build_model(recipe.model, splits.train, keep_head=recipe.classifier is None).to(state.device)
+    _announce(recipe, model, splits, state, console)
+    if estimate:
+        done = {name for name in STAGES if (out / name / DONE).is_file()}
+        for line in timing.lines(timing.estimate(recipe, model, splits, done=done)):
+            console.print(line, highlight=False, soft_wrap=True)
+    state.wait_for_everyone()
+    if state.is_main_process:
+        out.mkdir(parents=True, exist_ok=True)
+        _write(out / RECIPE, lambda path: write_yaml(path, to_plain(recipe)))
+    state.wait_for_everyone()
+    classifier, surrogate, explainer = _Stages(recipe, out, splits, state, console).run(model)
+    if state.is_main_process:
+        explainer.classifier_fingerprint = classifier.fingerprint()
+        found = summarise(classifier, surrogate, splits.test, out / "explainer")
+        _write(out / SUMMARY, lambda path: path.write_text(json.dumps(found, indent=2) + "\n"))
+        explainer.save_pretrained(out / BUNDLE, half=recipe.half, quality=found, overwrite=True)
+        for line in in_words(found):
+            console.print(line, highlight=False, soft_wrap=True)
+        took = timing.about(time.perf_counter() - started).removeprefix("about ")
+        console.print(f"{took}; the explainer is in {out / BUNDLE}", highlight=False, soft_wrap=True)
+    state.wait_for_everyone()
+    return explainer
+
+
+def check_folder(recipe: Recipe, out: Path, *, resume: bool) -> None:
+    """Refuse to write over something, or to continue with other settings than those it was begun with."""
+    if out.is_file():
+        raise ValueError(f"{out} is a file: name a folder")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    begun = out / RECIPE
+    if not resume:
+        hint = "continue it with --resume, or " if begun.is_file() else ""
+        raise ValueError(f"the folder {out} is not empty: {hint}choose another with --out")
+    if not begun.is_file():
+        raise ValueError(f"{out} holds no training that could be continued: it has no {RECIPE}")
+    differing = differing_keys(read_yaml(begun.read_text(encoding="utf-8"), str(begun)), to_plain(recipe))
+    if differing:
+        raise ValueError(
+            f"{out} was begun with another recipe and cannot be continued with this one; {begun.name} / now: "
+            f"{'; '.join(differing)}"
+        )
+
+
+class _Stages:
+    """The three trainings; one that is done is loaded, one that was interrupted continues."""
+
+    def __init__(self, recipe: Recipe, out: Path, splits: Splits, state: PartialState, console: Console) -> None:
+        self.recipe, self.out, self.splits, self.state, self.console = recipe, out, splits, state, console
+
+    def run(self, model: MaskedModel) -> tuple[MaskedModel, MaskedModel, Explainer]:
+        recipe, (data, val, _) = self.recipe, self.splits
+        classifier, surrogate = model, model
+        if recipe.classifier is not None:
+            fit = fit_masked_classifier if recipe.masked else fit_classifier
+            classifier = self._stage(
+                "classifier",
+                lambda folder: fit(model, data, val, folder, recipe.classifier, resume=True, console=self.console),
+                lambda: model,
+            )
+        surrogate = classifier
+        if recipe.surrogate is not None and not recipe.masked:
+            surrogate = self._stage(
+                "surrogate",
+                lambda folder: fit_surrogate(
+                    classifier, data, val, folder, recipe.surrogate, resume=True, console=self.console
+                ),
+                lambda: copy.deepcopy(classifier),
+            )
+        config = recipe.explainer
+        explainer = self._stage(
+            "explainer",
+            lambda folder: fit_explainer(
+                surrogate, data, val, folder, config, classifier=classifier, resume=True, console=self.console
+            ),
+            lambda: Explainer(surrogate, network_config(config, surrogate.num_players), classifier=classifier),
+        )
+        return classifier, surrogate, explainer
+
+    def _stage(self, name: str, fit: Callable[[Path], M], empty: Callable[[], M]) -> M:
+        """Train, or put the best weights of a training that is done into an ``empty`` net."""
+        folder = self.out / name
+        if (folder / DONE).is_file():
+            self.console.print(f"{name}: done before, loaded from {folder / BEST}", highlight=False, soft_wrap=True)
+            net = empty()
+            net.load_state_dict(load_file(folder / BEST))
+            return net.to(self.state.device).eval()
+        self.console.print(f"training the {name}", style="bold")
+        started = time.perf_counter()
+        trained = fit(folder).eval()
+        record = {"seconds": round(time.perf_counter() - started, 1), "processes": self.state.num_processes}
+        self.state.wait_for_everyone()
+        if self.state.is_main_process:
+            _write(folder / DONE, lambda path: path.write_text(json.dumps(record) + "\n"))
+        self.state.wait_for_everyone()
+        return trained
+
+
+def _processes(device: str | torch.device) -> Any:
+    """accelerate's view of the processes; its device is the one that this process trains on."""
+    name = str(device)
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise ValueError(f"the device is auto, cpu or cuda, got {name}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA device here: use --device cpu")
+    return PartialState(cpu=name == "cpu")
+
+
+def _data(recipe: Recipe) -> Splits:
+    settings = recipe.data
+    if settings.source is None:
+        raise ValueError("this recipe does not say where the images are: give a folder or an archive with --data PATH")
+    splits = load_data(
+        settings.source,
+        layout=settings.layout,
+        channels=settings.channels,
+        seed=settings.seed,
+        cache=settings.cache,
+    )
+    for name in STAGES:
+        training = getattr(recipe, name)
+        if training is not None:
+            _check_size(splits.train, training.loop.batch_size, name)
+    return splits
+
+
+def _check_size(data: ImageData, batch_size: int, name: str) -> None:
+    try:
+        require_a_batch(len(data), batch_size, "the training set")
+    except ValueError as error:
+        raise ValueError(f"{error} (--set {name}.loop.batch_size=...)") from error
+
+
+def _announce(recipe: Recipe, model: MaskedModel, splits: Splits, state: Any, console: Console) -> None:
+    if recipe.description:
+        console.print(recipe.description, highlight=False, soft_wrap=True)
+    train, val, test = splits
+    where = f"{state.device.type}, {state.num_processes} processes" if state.num_processes > 1 else state.device.type
+    weights = sum(p.numel() for p in model.net.parameters())
+    console.print(
+        f"data: {recipe.data.source}, {len(train):,} images to train on, {len(val):,} to validate, {len(test):,} to test, "
+        f"{len(train.class_names)} classes\n"
+        f"model: {recipe.model.name}, {weights / 1e6:.3g} million weights, {model.num_players} players, "
+        f"{model.num_classes} outputs, on {where}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _write(path: Path, write: Callable[[Path], Any]) -> None:
+    """Whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    write(temporary)
+    os.replace(temporary, path)

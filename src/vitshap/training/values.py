@@ -1,0 +1,173 @@
+"""Values of coalitions for many views of every training image, computed once and met again.
+
+A view's pixels, its coalitions and so their values are a function of (seed, view, sample): memory holds values, it never
+decides what they are. What does not fit is computed again, and a training that was killed computes the same ones anew.
+All samples' values of one view are computed in the order of the samples, whatever the order of training, so that every
+process and every resumed run computes in the same batches, to the bit.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.distributed as distributed
+from torch import Tensor
+
+from vitshap.coalitions import Coalitions
+from vitshap.data import CachedPixels, sample_coalitions
+from vitshap.data.pixels import free_bytes
+from vitshap.models import MaskedModel
+from vitshap.training.batches import Images, chunks
+from vitshap.training.noise import Plan
+
+ROWS = 1 << 15
+"""Coalitions that are drawn and evaluated at once."""
+PILOT_IMAGES, PILOT_REPEATS = 64, 8
+
+
+class Worth(NamedTuple):
+    """Values of some samples of one view."""
+
+    full: Tensor
+    """v(1), float32 ``[n, K]``."""
+    worth: Tensor
+    """v(s), float32 ``[n, S, K]``."""
+
+
+class Evaluator:
+    """The surrogate as a fast function of pixels and coalitions: half precision on a GPU, float32 on a CPU."""
+
+    def __init__(self, surrogate: MaskedModel, *, compiled: bool = False) -> None:
+        self.model = surrogate
+        if surrogate.device.type == "cuda":
+            # float16 is eight times as exact as bfloat16 and as fast; a net that overflows it is told by its first values.
+            self.model = copy.deepcopy(surrogate).to(torch.float16).eval()
+            if compiled:
+                self.model.compile()
+        self.dtype = next(self.model.net.parameters()).dtype
+
+    def __call__(self, pixels: Tensor, coalitions: Coalitions) -> Worth:
+        """Values of coalitions bool ``[B, S, d]`` of normalised images."""
+        full, worth = self._evaluated(pixels, coalitions)
+        if self.dtype == torch.float16 and not bool(torch.isfinite(worth).all() & torch.isfinite(full).all()):
+            self.model, self.dtype = self.model.to(torch.bfloat16), torch.bfloat16
+            full, worth = self._evaluated(pixels, coalitions)
+        return Worth(full, worth)
+
+    def _evaluated(self, pixels: Tensor, coalitions: Coalitions) -> tuple[Tensor, Tensor]:
+        game = self.model.game(pixels.to(self.dtype))
+        return game.grand.float(), game(coalitions).float()
+
+
+class ValueStore:
+    """Values of every view, computed when it is first met."""
+
+    def __init__(
+        self,
+        evaluate: Evaluator,
+        images: Images,
+        plan: Plan,
+        *,
+        views: int,
+        coalitions: int,
+        memory: int | None = None,
+    ) -> None:
+        """``coalitions`` evaluations of each of ``views`` views; ``memory``: bytes, by default half of what is free."""
+        self.evaluate, self.images, self.plan = evaluate, images, plan
+        self.views, self.coalitions = views, coalitions
+        limit = free_bytes(evaluate.model.device) // 2 if memory is None else memory
+        self.streamed = not isinstance(images.source, CachedPixels) or self.bytes_per_view > limit
+        self.keeps_all = not self.streamed and views * self.bytes_per_view <= limit
+        self._kept: dict[int, Worth] = {}
+
+    @property
+    def bytes_per_view(self) -> int:
+        """Memory of one view of all images."""
+        return len(self.images) * (self.coalitions + 1) * self.evaluate.model.num_classes * 4
+
+    def describe(self) -> str:
+        """What is computed, and where it is kept."""
+        evaluations = self.views * len(self.images) * (self.coalitions + 1)
+        size = self.bytes_per_view * (self.views if self.keeps_all else 1) / 2**30
+        where = "not kept" if self.streamed else f"{size:.2g} GiB on {self.evaluate.model.device.type}"
+        shape = "pairs" if self.plan.paired else "single coalitions"
+        ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in self.plan.relative_noise.items())
+        return (
+            f"{evaluations:,} evaluations: {self.views} views of {len(self.images):,} images, {self.coalitions} coalitions "
+            f"each ({shape}; noise per evaluation relative to pairs from the Shapley kernel: {ratios}), {where}"
+        )
+
+    def fill(self) -> None:
+        """Compute all views now, where they can be kept; else training does when it meets them."""
+        if self.keeps_all:
+            for view in range(self.views):
+                self._view(view)
+
+    def draw(self, indices: Tensor, view: int) -> Coalitions:
+        """Coalitions of a view of these samples, bool ``[B, S, d]``."""
+        return sample_coalitions(
+            self.plan.law,
+            indices,
+            seed=self.images.seed,
+            epoch=view,
+            n=self.coalitions,
+            paired=self.plan.paired,
+        )
+
+    def batches(self, order: list[Tensor], view: int) -> Iterator[tuple[Tensor, Coalitions, Worth]]:
+        """For every tensor of positions: pixels of that view, its coalitions and their values."""
+        known = None if self.streamed else self._view(view)
+        for pixels, batch in self.images.views(order, view):
+            coalitions = self.draw(batch.indices, view)
+            if known is None:
+                worth = self.evaluate(pixels, coalitions)
+            else:
+                at = self._positions(batch.indices)
+                worth = Worth(known.full[at], known.worth[at])
+            yield pixels, coalitions, worth
+
+    def _positions(self, indices: Tensor) -> Tensor:
+        source = self.images.source
+        return torch.searchsorted(source.kept, indices) if isinstance(source, CachedPixels) else indices
+
+    def _view(self, view: int) -> Worth:
+        if view not in self._kept:
+            if not self.keeps_all:
+                self._kept.clear()
+            self._kept[view] = self._computed(view)
+        return self._kept[view]
+
+    def _computed(self, view: int) -> Worth:
+        """All samples in order; processes take turns and then exchange what they have."""
+        model = self.evaluate.model
+        n, together = len(self.images), distributed.is_available() and distributed.is_initialized()
+        rank, world = (distributed.get_rank(), distributed.get_world_size()) if together else (0, 1)
+        full = torch.zeros(n, model.num_classes, device=model.device)
+        worth = torch.zeros(n, self.coalitions, model.num_classes, device=model.device)
+        mine = chunks(n, max(1, ROWS // (self.coalitions + 1)))[rank::world]
+        for positions, (pixels, batch) in zip(mine, self.images.views(mine, view), strict=True):
+            at = positions.to(model.device)
+            full[at], worth[at] = self.evaluate(pixels, self.draw(batch.indices, view))
+        if together:
+            for tensor in (full, worth):
+                distributed.all_reduce(tensor)
+        return Worth(full, worth)
+
+
+def pilot_values(
+    evaluate: Evaluator, images: Images, coalitions: Coalitions, *, count: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Values of the same coalitions ``[S, d]`` for some training images: ``[B, S, K]``, with v(0) and v(1)."""
+    spread_out = torch.linspace(0, len(images) - 1, min(count, len(images))).long()
+    found: list[Worth] = []
+    null = None
+    for pixels, _ in images.views(spread_out.split(max(1, ROWS // len(coalitions))), 0):  # type: ignore[no-untyped-call]
+        found.append(evaluate(pixels, coalitions.to(pixels.device).expand(len(pixels), -1, -1)))
+        null = evaluate.model.game(pixels[:1].to(evaluate.dtype)).null.float() if null is None else null
+    if null is None:
+        raise ValueError("the data set has no images that can be read")
+    full = torch.cat([one.full for one in found])
+    return torch.cat([one.worth for one in found]), null.expand_as(full), full

@@ -1,0 +1,223 @@
+"""``vitshap train``: from a folder of images to a bundle, killed and continued, with errors in one line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from tests.data import trees
+from vitshap.cli import app
+from vitshap.explainers import Explainer
+from vitshap.training import run as running
+from vitshap.training.recipes import load_recipe
+
+SMALL = ["model.image_size=16", "model.patch_size=4", "model.hidden_size=16", "model.layers=1", "model.heads=2"]
+STAGES = ("classifier", "surrogate", "explainer")
+
+
+def _few(*, epochs: int = 2, batch: int = 8) -> list[str]:
+    few = [f"{stage}.loop.{key}" for stage in STAGES for key in (f"epochs={epochs}", f"batch_size={batch}")]
+    few += ["explainer.values.views=2", "explainer.values.coalitions=4", "explainer.validation_coalitions=4"]
+    return [*few, "surrogate.validation_coalitions=2"]
+
+
+def _command(*arguments: str | Path, settings: list[str]) -> list[str]:
+    return ["train", *map(str, arguments), *(part for setting in settings for part in ("--set", setting))]
+
+
+def _invoke(*arguments: str | Path, settings: list[str] = []) -> tuple[int, str]:  # noqa: B006
+    result = CliRunner().invoke(app, _command(*arguments, settings=settings))
+    return result.exit_code, result.output
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trees.class_folders(tmp_path_factory.mktemp("images"), {"cats": 24, "dogs": 20})
+
+
+def test_a_folder_of_images_becomes_an_explainer(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code, said = _invoke(
+        "folder", "--data", images, "--model", "vit", "--out", out, "--device", "cpu", settings=[*SMALL, *_few()]
+    )
+    assert code == 0, said
+    for line in ("in all about ", "training the surrogate", "classifier on ", "of the uniform explanation"):
+        assert line in said
+    assert {path.name for path in out.iterdir()} == {*STAGES, "bundle", "recipe.yaml", "summary.json"}
+    summary = json.loads((out / "summary.json").read_text())
+    assert 0 <= summary["classifier"]["accuracy"] <= 1
+    assert set(summary["surrogate"]) == {"divergence_8_of_16", "divergence_4_of_16"}
+    assert summary["explainer"]["validation_uniform_loss"] > 0
+    explainer = Explainer.from_pretrained(out / "bundle")
+    assert explainer.surrogate.class_names == ["cats", "dogs"]
+    photo = next((images / "cats").iterdir())
+    explanation = explainer(photo, target="dogs")
+    assert explanation.values.shape == (1, 16, 1)
+    best = load_file(out / "explainer" / "best.safetensors")
+    torch.testing.assert_close(
+        explainer.state_dict()["network.head.layers.1.weight"], best["network.head.layers.1.weight"]
+    )
+    code, said = _invoke(out / "recipe.yaml", "--out", out, "--resume", "--device", "cpu")
+    assert code == 0, said
+    assert said.count("done before") == 3
+    assert "in all" not in said
+
+
+def test_killed_and_continued_equals_uninterrupted(tmp_path: Path) -> None:
+    settings = ["explainer.values.allocation=shapley", *_few(epochs=3, batch=300)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    base = [sys.executable, "-m", "vitshap", *_command("digits", "--device", "cpu", settings=settings)]
+    hits = 0
+    for awaited in (killed / "classifier" / "log.jsonl", killed / "surrogate" / "done.json"):
+        process = subprocess.Popen(
+            [*base, "--resume", "--out", str(killed)], env=environment, stdout=subprocess.DEVNULL
+        )
+        limit = time.monotonic() + 120
+        while process.poll() is None and not awaited.exists() and time.monotonic() < limit:
+            time.sleep(0.02)
+        process.kill()
+        hits += process.wait() == -signal.SIGKILL
+    assert hits == 2
+    assert not (killed / "explainer" / "done.json").exists()
+    for out in (killed, whole):
+        subprocess.run([*base, "--resume", "--out", str(out)], env=environment, check=True, stdout=subprocess.DEVNULL)
+    for stage in STAGES:
+        one, other = (load_file(out / stage / "best.safetensors") for out in (killed, whole))
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert (killed / "summary.json").read_text() == (whole / "summary.json").read_text()
+
+
+def test_a_masked_classifier_is_its_own_surrogate(tmp_path: Path) -> None:
+    recipe = load_recipe("digits", settings=["masked=true", *_few(epochs=1, batch=600)])
+    explainer = running.run(recipe, tmp_path / "out", device="cpu", estimate=False)
+    assert not (tmp_path / "out" / "surrogate").exists()
+    best = load_file(tmp_path / "out" / "classifier" / "best.safetensors")
+    assert all(torch.equal(best[name], tensor) for name, tensor in explainer.surrogate.state_dict().items())
+
+
+def test_a_net_is_explained_as_it_is(images: Path, tmp_path: Path) -> None:
+    """A transformers folder with three classes of its own, neither trained nor given another head."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    names = {0: "x", 1: "y", 2: "z"}
+    ViTForImageClassification(ViTConfig(image_size=16, patch_size=4, id2label=names, **size)).save_pretrained(
+        tmp_path / "net"
+    )
+    (tmp_path / "net" / "preprocessor_config.json").write_text(
+        json.dumps({"size": {"height": 16, "width": 16}, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]})
+    )
+    settings = ["classifier=null", "surrogate=null", "explainer.loop.epochs=1", "explainer.loop.batch_size=8"]
+    settings += ["explainer.values.views=1", "explainer.values.coalitions=4", "explainer.validation_coalitions=4"]
+    recipe = load_recipe("folder", data=str(images), model=str(tmp_path / "net"), settings=settings)
+    explainer = running.run(recipe, tmp_path / "out", device="cpu", estimate=False)
+    assert explainer.surrogate.class_names == ["x", "y", "z"]
+    assert explainer.surrogate.preprocess.mean == (0.1, 0.2, 0.3)
+    assert "classifier" not in json.loads((tmp_path / "out" / "summary.json").read_text())
+
+
+def test_weights_of_a_timm_net_with_another_head(images: Path, tmp_path: Path) -> None:
+    import timm
+
+    torch.manual_seed(1)
+    given = timm.create_model("vit_tiny_patch16_224", num_classes=7, img_size=32)
+    save_file({name: tensor.half() for name, tensor in given.state_dict().items()}, tmp_path / "weights.safetensors")
+    from vitshap.data import load_data
+    from vitshap.training.nets import build_model
+
+    data = load_data(images).train
+    model_settings = ["model.image_size=32", f"model.weights={tmp_path / 'weights.safetensors'}"]
+    settings = load_recipe("folder", model="vit_tiny_patch16_224", settings=model_settings).model
+    built = build_model(settings, data)
+    assert built.num_classes == 2
+    torch.testing.assert_close(built.net.blocks[3].mlp.fc1.weight, given.blocks[3].mlp.fc1.weight.half().float())
+    chosen = [*model_settings, "model.head_rows=[4, 2]", "model.as_transformers=true"]
+    converted = build_model(load_recipe("folder", model="vit_tiny_patch16_224", settings=chosen).model, data)
+    torch.testing.assert_close(converted.net.classifier.weight, given.head.weight[[4, 2]].half().float())
+    assert converted.class_names == ["cats", "dogs"]
+    assert converted.preprocess == built.preprocess
+    for wrong, said in (
+        ("model.name=deit_tiny_distilled_patch16_224", "does not hold"),
+        ("model.head_rows=[9, 1]", "rows 0 to 6"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            build_model(
+                load_recipe("folder", settings=["model.name=vit_tiny_patch16_224", *model_settings, wrong]).model, data
+            )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "said"),
+    [
+        ([], [], "which recipe? Known: chest-vit-tiny"),
+        (["digit"], [], "did you mean digits?"),
+        (["digits"], ["explainer.lop.epochs=1"], "did you mean explainer.loop?"),
+        (["digits"], ["explainer.loop.epochs=many"], "explainer.loop.epochs must be a whole number; got 'many'"),
+        (["folder"], [], "give a folder or an archive with --data PATH"),
+        (["folder", "--data", "nowhere"], [], "there is no data set 'nowhere'"),
+        (["folder", "--data", "IMAGES", "--model", "vit_tinny"], [], "timm has no model 'vit_tinny'"),
+        (["folder", "--data", "IMAGES", "--model", "./nowhere"], [], "cannot be loaded with transformers"),
+        (["folder", "--data", "IMAGES", "--model", "vit"], SMALL, "fewer than one batch of 64"),
+        (["digits", "--device", "tpu"], [], "the device is auto, cpu or cuda"),
+        (["folder", "--data", "IMAGES"], ["model.weights=nowhere.safetensors"], "cannot be read as safetensors"),
+        (["digits"], ["model.image_size=16"], "is not of size (16, 16)"),
+    ],
+)
+def test_errors_of_the_user_are_one_line(
+    arguments: list[str], settings: list[str], said: str, images: Path, tmp_path: Path
+) -> None:
+    if not arguments or arguments[0] != "folder" or "fewer" not in said:
+        settings = [
+            *settings,
+            "classifier.loop.batch_size=8",
+            "surrogate.loop.batch_size=8",
+            "explainer.loop.batch_size=8",
+        ]
+    given = [str(images) if argument == "IMAGES" else argument for argument in arguments]
+    result = CliRunner().invoke(app, _command(*given, "--out", tmp_path / "out", settings=settings))
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_not_empty_and_another_recipe_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    code, said = _invoke("digits", "--out", out)
+    assert code == 2
+    assert "is not empty" in said
+    code, said = _invoke("digits", "--out", out, "--resume")
+    assert code == 2
+    assert "holds no training that could be continued" in said
+    settings = ["classifier.loop.epochs=1"]
+    from vitshap.training.settings import to_plain, write_yaml
+
+    write_yaml(out / "recipe.yaml", to_plain(load_recipe("digits", settings=settings)))
+    code, said = _invoke("digits", "--out", out, "--resume")
+    assert code == 2
+    assert "classifier.loop.epochs: 1 / 40" in said
+    code, said = _invoke("digits", "--out", out, settings=settings)
+    assert code == 2
+    assert "continue it with --resume" in said
+
+
+def test_list_and_keys() -> None:
+    code, said = _invoke("--list")
+    assert code == 0
+    assert "imagenette-vit-large" in said
+    code, said = _invoke("digits", "--keys", settings=["explainer.loop.epochs=77"])
+    assert code == 0
+    assert "explainer.loop.epochs" in said
+    assert "77" in said
+    assert "Largest norm of the gradient." in " ".join(said.split())
