@@ -27,6 +27,7 @@ ROOMS = [
     "data",
     "training",
     "report",
+    "explaining",
     "experiments",
     "serve",
     "demo",

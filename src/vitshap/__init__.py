@@ -1,6 +1,7 @@
 """Which parts of an image drive a vision transformer's prediction: Shapley values, and how good they are."""
 
 import os
+from typing import TYPE_CHECKING, Any
 
 # Read when torch loads its OpenMP: threads that spin while they wait are many times slower beside any other job.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -8,24 +9,44 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from vitshap import coalitions, metrics, players
 from vitshap._version import __version__
 from vitshap.estimators import truth
-from vitshap.explanation import Explanation
+from vitshap.explainers import Explainer, ExplainerConfig
+from vitshap.explanation import Explanation, quantus_explain_func
 from vitshap.game import Game
 from vitshap.methods import method, methods, register
 from vitshap.models import CannotMask, MaskedModel, Preprocess, wrap
 
+if TYPE_CHECKING:
+    from vitshap.training import fit_classifier, fit_explainer, fit_masked_classifier, fit_surrogate
+
 __all__ = [
     "CannotMask",
+    "Explainer",
+    "ExplainerConfig",
     "Explanation",
     "Game",
     "MaskedModel",
     "Preprocess",
     "__version__",
     "coalitions",
+    "fit_classifier",
+    "fit_explainer",
+    "fit_masked_classifier",
+    "fit_surrogate",
     "method",
     "methods",
     "metrics",
     "players",
+    "quantus_explain_func",
     "register",
     "truth",
     "wrap",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Training is loaded when it is asked for: accelerate takes longer to import than an explanation takes."""
+    if name.startswith("fit_") and name in __all__:
+        from vitshap import training
+
+        return getattr(training, name)
+    raise AttributeError(f"module 'vitshap' has no attribute {name!r}")

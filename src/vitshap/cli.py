@@ -59,6 +59,86 @@ def demo(
     run(out, console)
 
 
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="Name of a shipped recipe (--list) or path of a YAML file.")] = "",
+    data: Annotated[str | None, typer.Option(help="Folder of class folders, archive, or digits.")] = None,
+    model: Annotated[str | None, typer.Option(help="timm name, or hub id or folder of transformers.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for everything that is made; default: runs/RECIPE.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be given often.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue what the folder holds.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    show_keys: Annotated[bool, typer.Option("--keys", help="Print all settings of the recipe, and exit.")] = False,
+    show_list: Annotated[bool, typer.Option("--list", help="Print the shipped recipes, and exit.")] = False,
+) -> None:
+    """From images and a net to an explainer: classifier, surrogate, explainer, as a recipe says."""
+    from vitshap.training.command import list_recipes, print_keys, user_errors
+    from vitshap.training.recipes import load_recipe
+
+    with user_errors():
+        if show_list:
+            list_recipes(console)
+            return
+        chosen = load_recipe(recipe, data=data, model=model, settings=settings or ())
+        if show_keys:
+            print_keys(chosen, console)
+            return
+        from vitshap.training.run import run
+
+        run(chosen, out or Path("runs") / Path(recipe).stem, resume=resume, console=console, device=device)
+
+
+@app.command()
+def explain(
+    photos: Annotated[list[str], typer.Argument(help="Images, folders of images, or quoted patterns such as '*.jpg'.")],
+    bundle: Annotated[str | None, typer.Option(help="Stored explainer: shipped name, folder, or hub id.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Explain this net instead: timm name, or hub id or folder of transformers.")
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help="Safetensors file with the weights of a timm net.")] = None,
+    method: Annotated[str | None, typer.Option(help="Default: the bundle's explainer; kernelshap for --model.")] = None,
+    budget: Annotated[int | None, typer.Option(min=2, help="Evaluations per image of methods that sample.")] = None,
+    target: Annotated[
+        list[str] | None, typer.Option(help="Class name or number, predicted, or all; may be given often.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Without --target: this many most probable classes.")] = 5,
+    patches: Annotated[int, typer.Option(min=1, help="Most important patches to name.")] = 5,
+    out: Annotated[Path, typer.Option(help="Folder for report.html and heatmaps.")] = Path("vitshap-output"),
+    json_lines: Annotated[
+        str | None, typer.Option("--json", metavar="FILE|-", help="A line of JSON per image, as they come.")
+    ] = None,
+    parquet: Annotated[str | None, typer.Option(help="A row per image and class (needs pyarrow).")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Images at a time.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    heatmaps: Annotated[
+        bool | None, typer.Option("--heatmaps/--no-heatmaps", help="Heatmaps as files; default: up to 100 images.")
+    ] = None,
+) -> None:
+    """Show which parts of photos drive the prediction: patches in words, heatmaps, and one report.html."""
+    from vitshap.explaining.command import Request, run
+
+    request = Request(
+        photos=photos,
+        bundle=bundle,
+        model=model,
+        weights=weights,
+        method=method,
+        budget=budget,
+        targets=tuple(target or ()),
+        top=top,
+        patches=patches,
+        out=out,
+        json=json_lines,
+        parquet=parquet,
+        batch=batch,
+        device=device,
+        heatmaps=heatmaps,
+    )
+    raise typer.Exit(run(request))
+
+
 @bench.command("coalitions")
 def bench_coalitions(
     arch: Annotated[ArchName, typer.Option(help="Size of the net.")] = ArchName.tiny,

@@ -88,12 +88,32 @@ def test_killed_and_continued_equals_uninterrupted(tmp_path: Path) -> None:
         hits += process.wait() == -signal.SIGKILL
     assert hits == 2
     assert not (killed / "explainer" / "done.json").exists()
-    for out in (killed, whole):
-        subprocess.run([*base, "--resume", "--out", str(out)], env=environment, check=True, stdout=subprocess.DEVNULL)
+    program = "import sys; from vitshap.training.run import *; from vitshap.training.recipes import load_recipe"
+    program += "\nfor out in sys.argv[1:3]:"
+    program += "\n    run(load_recipe('digits', settings=sys.argv[3:]), out, resume=True, device='cpu', estimate=False)"
+    subprocess.run([sys.executable, "-c", program, str(killed), str(whole), *settings], env=environment, check=True)
     for stage in STAGES:
         one, other = (load_file(out / stage / "best.safetensors") for out in (killed, whole))
         assert all(torch.equal(one[name], other[name]) for name in one)
     assert (killed / "summary.json").read_text() == (whole / "summary.json").read_text()
+
+
+@pytest.mark.long
+def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
+    settings = _few(epochs=2, batch=300)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    logs = []
+    for processes in (1, 2):
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+        out = tmp_path / str(processes)
+        command = [*launch, "-m", "vitshap", *_command("digits", "--device", "cpu", "--out", out, settings=settings)]
+        said = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+        assert said.count("the explainer is in") == 1
+        logs.append(
+            [json.loads(line) for stage in STAGES for line in (out / stage / "log.jsonl").read_text().splitlines()]
+        )
+    for one, two in zip(*logs, strict=True):
+        assert one == pytest.approx(two, abs=1e-4, rel=1e-3)
 
 
 def test_a_masked_classifier_is_its_own_surrogate(tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ from vitshap.metrics import deletion, insertion
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
 from vitshap.training.configs import ExplainerTraining, ValuesConfig
-from vitshap.training.fit_explainer import make_store, network_config, train_explainer
-from vitshap.training.held_out import HeldOut
+from vitshap.training.fit_explainer import hold_out, make_store, network_config, train_explainer
 from vitshap.training.loop import LoopConfig
 from vitshap.training.values import Evaluator, ValueStore
 
@@ -54,26 +53,22 @@ def variants(views: int, coalitions: int, *, passes: int = 2) -> dict[str, Expla
     def on_top(**changes: Any) -> ExplainerTraining:
         return replace(unit, values=replace(plain, **changes))
 
-    weighted: dict[str, Any] = {"size_effect": True, "noise_weights": 0.5}
-    pilot: dict[str, Any] = {**weighted, "allocation": "pilot"}
+    both: dict[str, Any] = {"size_effect": True, "noise_weights": 0.5}
+    pilot = on_top(**both, allocation="pilot")
+    together = replace(pilot, augmentation=Augmentation(vertical_flip=0))
     paper_epochs = max(1, views * (coalitions + 1) // 33)
-    upright = Augmentation(vertical_flip=0)
     return {
-        "the paper's procedure": ExplainerTraining(
-            procedure="paper", loop=LoopConfig(epochs=paper_epochs, save_every=10**9)
-        ),
-        "stored values, the paper's loss": stored,
-        "+ outputs in units of 2/d, no tanh": unit,
-        "  + size effect removed": on_top(size_effect=True),
-        "  + noise weights": on_top(noise_weights=0.5),
-        "  + both": on_top(**weighted),
-        "  + both, inverse noise to the power of 1": on_top(size_effect=True, noise_weights=1.0),
-        "  + both + sizes by pilot": on_top(**pilot),
-        "  + both + sizes by pilot, squared error to labels": on_top(**pilot, loss="labels"),
-        "  + both + sizes by pilot, learning rate 1e-3": replace(
-            on_top(**pilot), loop=replace(loop, learning_rate=1e-3)
-        ),
-        "  + both + sizes by pilot, images upright": replace(on_top(**pilot), augmentation=upright),
+        "paper": ExplainerTraining(procedure="paper", loop=LoopConfig(epochs=paper_epochs, save_every=10**9)),
+        "stored values": stored,
+        "stored values, outputs in 2/d": unit,
+        "..., size effect removed": on_top(size_effect=True),
+        "..., noise weights": on_top(noise_weights=0.5),
+        "..., both": on_top(**both),
+        "..., both, sizes by pilot": pilot,
+        "..., both, sizes by pilot, photos upright (all together)": together,
+        "all together, learning rate 1e-3": replace(together, loop=replace(loop, learning_rate=1e-3)),
+        "all together, noise weights 1": replace(together, values=replace(together.values, noise_weights=1.0)),
+        "all together, squared error to labels": replace(together, values=replace(together.values, loss="labels")),
     }
 
 
@@ -107,13 +102,12 @@ def ablate(
         explainer = Explainer(surrogate, network_config(config, surrogate.num_players))
         started = time.perf_counter()
         place = folder / f"variant-{number}"
-        held_out = HeldOut.opened(place, evaluate, unseen, config.validation_coalitions, explainer.null_values)
+        held_out = hold_out(place, evaluate, unseen, explainer, config, store)
         history = train_explainer(
             explainer, images, held_out, place, config, store=store, console=console or Console(quiet=True)
         )
         seconds = time.perf_counter() - started
-        select = "loss" if store is None else "weighted_loss"
-        best = min(history, key=lambda line: line[select])
+        best = min(history, key=lambda line: line[held_out.select])
         per_image = config.values.coalitions if store is not None else config.coalitions
         rounds = config.values.views if store is not None else config.loop.epochs
         yield Line(
@@ -122,7 +116,7 @@ def ablate(
             values_seconds=values_seconds,
             training_seconds=seconds,
             best_epoch=int(best["epoch"]),
-            scores={**judge(explainer), "loss": best["loss"], "weighted_loss": best["weighted_loss"]},
+            scores={**judge(explainer), "loss": best["loss"]},
         )
 
 

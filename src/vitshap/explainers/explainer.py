@@ -70,8 +70,11 @@ class Explainer(InputShaped, nn.Module):
 
     def values(self, pixels: Tensor, full: Tensor) -> Tensor:
         """Values of all players and classes ``[B, d, K]``, given v(1) ``[B, K]``; gradients flow into the network."""
-        raw = self.network(pixels, self.surrogate.players) * self.scale
-        return normalised(raw, self.null_values.expand_as(full), full)
+        return self.efficient(self.network(pixels, self.surrogate.players), full)
+
+    def efficient(self, raw: Tensor, full: Tensor) -> Tensor:
+        """The network's outputs ``[B, d, K]`` as values that add up to v(1) - v(0)."""
+        return normalised(raw * self.scale, self.null_values.expand_as(full), full)
 
     def forward(self, images: Any, /, target: Target = None) -> Explanation:
         """Explain images (a tensor as the net takes it, PIL images or paths) for ``target``, or for all classes."""

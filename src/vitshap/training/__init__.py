@@ -1,1 +1,19 @@
 """From somebody's net and images to a surrogate and an explainer."""
+
+from vitshap.training.configs import ClassifierTraining, ExplainerTraining, SurrogateTraining, ValuesConfig
+from vitshap.training.fit import fit_classifier, fit_masked_classifier, fit_surrogate
+from vitshap.training.fit_explainer import fit_explainer
+from vitshap.training.loop import LoopConfig, TrainingDiverged
+
+__all__ = [
+    "ClassifierTraining",
+    "ExplainerTraining",
+    "LoopConfig",
+    "SurrogateTraining",
+    "TrainingDiverged",
+    "ValuesConfig",
+    "fit_classifier",
+    "fit_explainer",
+    "fit_masked_classifier",
+    "fit_surrogate",
+]

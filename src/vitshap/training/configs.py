@@ -61,8 +61,6 @@ class ValuesConfig:
     """Sizes of coalitions: where a pilot on a few images finds the noise, or those of the Shapley kernel, in pairs."""
     loss: Literal["regression", "labels"] = "regression"
     """Fit the values of coalitions, or unbiased estimates of the Shapley values made from them."""
-    compiled: bool = False
-    """Compile the evaluation of coalitions (GPU): about a third faster, half a minute to start."""
     memory_gib: float | None = None
     """Memory for values on the device; what does not fit is computed again. null: half of what is free."""
 
@@ -81,6 +79,8 @@ class ExplainerTraining:
     coalitions: int = 32
     """Subsets per image and step of the procedure "paper": half of them drawn, with their complements."""
     values: ValuesConfig = field(default_factory=ValuesConfig)
+    compiled: bool = False
+    """Compile network and evaluations (GPU): faster, but a minute or two pass before it starts."""
     validation_coalitions: int = 32
     """Fixed subsets of each validation image, half of them drawn, with their complements."""
     validation_batch: int = 256

@@ -26,7 +26,7 @@ from vitshap.training.held_out import HeldOut
 from vitshap.training.loop import Task, train
 from vitshap.training.noise import Plan, inverse_noise, pilot, residuals
 from vitshap.training.objectives import explainer_loss
-from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, Evaluator, ValueStore, pilot_values
+from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, Evaluator, ValueStore, null_values, pilot_values
 
 
 def fit_explainer(
@@ -50,7 +50,7 @@ def fit_explainer(
     surrogate = copy.deepcopy(surrogate).eval()
     images = Images(surrogate, data, config.augmentation, seed=config.loop.seed)
     unseen = Images(surrogate, val, None, seed=config.loop.seed)
-    evaluate = Evaluator(surrogate, compiled=config.values.compiled)
+    evaluate = Evaluator(surrogate, compiled=config.compiled)
     store = None
     if config.procedure == "values":
         store = make_store(evaluate, images, config.values)
@@ -58,7 +58,7 @@ def fit_explainer(
     torch.manual_seed(config.loop.seed)
     explainer = Explainer(surrogate, network_config(config, surrogate.num_players), classifier=classifier)
     with kept_or_temporary(folder) as place:
-        held_out = HeldOut.opened(place, evaluate, unseen, config.validation_coalitions, explainer.null_values)
+        held_out = hold_out(place, evaluate, unseen, explainer, config, store)
         if surrogate.output == "identity":
             explainer.set_scale(held_out.full.std(0))
         train_explainer(explainer, images, held_out, place, config, store=store, resume=resume, console=console)
@@ -91,11 +91,33 @@ def train_explainer(
     return history
 
 
+def hold_out(
+    folder: Path,
+    evaluate: Evaluator,
+    unseen: Images,
+    explainer: Explainer,
+    config: ExplainerTraining,
+    store: ValueStore | None,
+) -> HeldOut:
+    """The validation tuples of a training."""
+    return HeldOut(
+        folder,
+        evaluate,
+        unseen,
+        explainer.null_values,
+        pairs=config.validation_coalitions,
+        plan=None if store is None else store.plan,
+        planned=config.values.coalitions,
+        power=config.values.noise_weights,
+    )
+
+
 def make_store(evaluate: Evaluator, images: Images, config: ValuesConfig) -> ValueStore:
     """The values that ``config`` asks for; computed when they are met, but for the pilot's."""
     plan = plan_evaluations(evaluate, images, config, seed=images.seed)
     memory = None if config.memory_gib is None else int(config.memory_gib * 2**30)
-    return ValueStore(evaluate, images, plan, views=config.views, coalitions=config.coalitions, memory=memory)
+    null = null_values(evaluate, images)
+    return ValueStore(evaluate, images, plan, null, views=config.views, coalitions=config.coalitions, memory=memory)
 
 
 def network_config(config: ExplainerTraining, num_players: int) -> ExplainerConfig:
@@ -133,53 +155,60 @@ def _paper_task(explainer: Explainer, images: Images, held_out: HeldOut, config:
     def validate() -> dict[str, float]:
         return held_out.losses(explainer, config.validation_batch)
 
-    return Task(_PaperStep(explainer), explainer, batches, len(images), validate)
+    return Task(_PaperStep(explainer, compiled=config.compiled), explainer, batches, len(images), validate)
 
 
 def _values_task(explainer: Explainer, store: ValueStore, held_out: HeldOut, config: ExplainerTraining) -> Task:
     def batches(order: Iterable[Tensor], epoch: int) -> Iterator[tuple[Tensor, ...]]:
-        for pixels, coalitions, (full, worth) in store.batches(list(order), epoch % store.views):
-            yield pixels, coalitions, full, worth
+        return iter(store.batches(list(order), epoch % store.views))
 
     def validate() -> dict[str, float]:
         return held_out.losses(explainer, config.validation_batch)
 
-    step = _ValuesStep(explainer, store.plan, config.values)
-    return Task(step, explainer, batches, len(store.images), validate, select="weighted_loss")
+    step = _ValuesStep(explainer, store.plan, config.values, compiled=config.compiled)
+    return Task(step, explainer, batches, len(store.images), validate, select=held_out.select)
 
 
-class _PaperStep(nn.Module):
-    def __init__(self, explainer: Explainer) -> None:
+class _Step(nn.Module):
+    """Values of a batch, through the compiled network where that is asked for: dispatching its operations one by one takes
+    a GPU longer than computing them."""
+
+    def __init__(self, explainer: Explainer, *, compiled: bool) -> None:
         super().__init__()
         self.explainer = explainer
+        compiled = compiled and explainer.null_values.device.type == "cuda"
+        # Validation has other shapes and stays as it is.
+        self._network = [torch.compile(explainer.network, dynamic=False) if compiled else explainer.network]
 
+    def values(self, pixels: Tensor, full: Tensor) -> Tensor:
+        return self.explainer.efficient(self._network[0](pixels, self.explainer.surrogate.players), full)
+
+
+class _PaperStep(_Step):
     def forward(self, pixels: Tensor, coalitions: Tensor) -> Tensor:
         surrogate = self.explainer.surrogate
         with torch.no_grad():
             full, worth = surrogate(pixels), surrogate(pixels, coalitions)
-        values, scale = self.explainer.values(pixels, full), self.explainer.scale
+        values, scale = self.values(pixels, full), self.explainer.scale
         base = self.explainer.null_values.expand_as(full)
         return explainer_loss(values / scale, coalitions, worth / scale, base / scale)
 
 
-class _ValuesStep(nn.Module):
-    def __init__(self, explainer: Explainer, plan: Plan, config: ValuesConfig) -> None:
-        super().__init__()
-        self.explainer, self.plan, self.config = explainer, plan, config
+class _ValuesStep(_Step):
+    def __init__(self, explainer: Explainer, plan: Plan, config: ValuesConfig, *, compiled: bool) -> None:
+        super().__init__(explainer, compiled=compiled)
+        self.plan, self.config = plan, config
 
-    def forward(self, pixels: Tensor, coalitions: Tensor, full: Tensor, worth: Tensor) -> Tensor:
-        values = self.explainer.values(pixels, full).float()
+    def forward(self, pixels: Tensor, coalitions: Tensor, full: Tensor, worth: Tensor, noise: Tensor) -> Tensor:
+        values = self.values(pixels, full).float()
         with torch.autocast(pixels.device.type, enabled=False):
-            base = self.explainer.null_values.expand_as(full)
+            base, plan = self.explainer.null_values.expand_as(full), self.plan
             with torch.no_grad():
-                left = residuals(self.plan, coalitions, worth, base, full, size_effect=self.config.size_effect)
-                weights = self._weights(left.noise, left.values.shape[1])
+                left = residuals(plan, coalitions, worth, base, full, size_effect=self.config.size_effect)
+                weights = inverse_noise(noise, plan.typical_noise, self.config.noise_weights)
             if self.config.loss == "regression":
-                error = left.squared_error(values)
+                error = left.squared_errors(values).mean(1)
             else:
                 centred = values - values.mean(1, keepdim=True)
                 error = (centred - left.labels()).square().sum(1)
-            return (weights * error).mean()
-
-    def _weights(self, noise: Tensor, units: int) -> Tensor:
-        return inverse_noise(noise, self.plan.typical_noise / units, self.config.noise_weights)
+            return left.values.shape[1] * (weights * error).mean()

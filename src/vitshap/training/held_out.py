@@ -1,6 +1,8 @@
 """What an explainer is selected by: fixed, seeded (image, coalition) tuples of unseen images, evaluated once.
 
-They are stored with the run, so that a resumed one compares with the same numbers.
+They are stored with the run, so that a resumed one compares with the same numbers. Pairs from the Shapley kernel give the
+paper's loss, which is comparable between runs. Where a plan chose other coalitions for training, as many of those are
+evaluated too: their loss has less noise, and it is what selects.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitshap.coalitions import shapley_kernel
+from vitshap.coalitions import CoalitionLaw, Coalitions, shapley_kernel
 from vitshap.data import sample_coalitions
 from vitshap.explainers import Explainer
 from vitshap.training.batches import Images
 from vitshap.training.fit import VALIDATION
-from vitshap.training.noise import inverse_noise, residuals, shapley_plan
+from vitshap.training.noise import Plan, inverse_noise, residuals
 from vitshap.training.objectives import explainer_loss, uniform_explanation
 from vitshap.training.values import ROWS, Evaluator
 
@@ -25,71 +27,105 @@ FILE = "validation.safetensors"
 
 
 class HeldOut:
-    """Values of pairs of coalitions of unseen images."""
+    """Values of coalitions of unseen images, and the losses that explanations have on them."""
 
     def __init__(
-        self, images: Images, num_players: int, indices: Tensor, full: Tensor, worth: Tensor, base: Tensor
+        self,
+        folder: Path,
+        evaluate: Evaluator,
+        images: Images,
+        base: Tensor,
+        *,
+        pairs: int,
+        plan: Plan | None = None,
+        planned: int = 0,
+        power: float = 0.0,
     ) -> None:
-        self.images, self.num_players, self.indices = images, num_players, indices
-        self.full, self.worth = full, worth  # [n, K], [n, S, K]
-        self.base = base  # [1, K]
-        self.typical_noise = self._mean_noise()
+        """Evaluate them, or read them from the run's folder.
 
-    @classmethod
-    def opened(cls, folder: Path, evaluate: Evaluator, images: Images, coalitions: int, base: Tensor) -> HeldOut:
-        """Read from the run's folder, or evaluated and stored there."""
-        path = folder / FILE
-        device, players = evaluate.model.device, evaluate.model.num_players
-        if path.exists():
-            stored = {name: tensor.to(device) for name, tensor in load_file(path).items()}
-            if stored["worth"].shape[1] == coalitions:
-                return cls(images, players, stored["indices"], stored["full"], stored["worth"], base)
-        parts = []
-        for pixels, batch in images.in_order(max(1, ROWS // (coalitions + 1))):
-            found = evaluate(pixels, _fixed(batch.indices, players, coalitions, images.seed))
-            parts.append((batch.indices, *found))
-        indices, full, worth = (torch.cat(part) for part in zip(*parts, strict=True))
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".{FILE}.{os.getpid()}.tmp"
-        save_file({"indices": indices.cpu(), "full": full.cpu(), "worth": worth.cpu()}, temporary)
-        os.replace(temporary, path)
-        return cls(images, players, indices, full, worth, base)
+        ``pairs`` coalitions of the Shapley kernel and ``planned`` ones of the plan per image; ``base``: v(0) ``[1, K]``;
+        ``power``: of the noise that images and classes are weighed by.
+        """
+        self.images, self.base, self.plan, self.power = images, base, plan, power
+        self.pairs = _Drawn(shapley_kernel(evaluate.model.num_players), pairs, True, VALIDATION)
+        self.planned = None if plan is None else _Drawn(plan.law, planned, plan.paired, f"{VALIDATION} by plan")
+        stored = self._stored(folder / FILE, evaluate)
+        self.full, self.worth = stored["full"], stored["worth"]  # [n, K], [n, S, K]
+        self.planned_worth = stored.get("planned_worth")
+
+    @property
+    def select(self) -> str:
+        """The loss that chooses the best weights."""
+        return "loss" if self.plan is None else "selection_loss"
 
     def losses(self, explainer: Explainer, batch_size: int) -> dict[str, float]:
-        """The paper's loss, that of the uniform explanation, and the one without size effect, weighed by noise."""
-        totals = dict.fromkeys(("loss", "uniform_loss", "weighted_loss"), 0.0)
+        """The paper's loss, that of the uniform explanation, and with a plan the one that training minimises."""
+        totals: dict[str, float] = {}
         start = 0
         for pixels, batch in self.images.in_order(batch_size):
             here = slice(start, start := start + len(pixels))
-            full, worth = self.full[here], self.worth[here]
-            values = explainer.values(pixels, full).float()
+            values = explainer.values(pixels, self.full[here]).float()
             with torch.autocast(pixels.device.type, enabled=False):
-                for name, loss in self._losses(values, batch.indices, full, worth).items():
-                    totals[name] += loss * len(pixels)
+                for name, loss in self._losses(values, batch.indices, here).items():
+                    totals[name] = totals.get(name, 0.0) + loss * len(pixels)
         return {name: total / len(self.full) for name, total in totals.items()}
 
-    def _losses(self, values: Tensor, indices: Tensor, full: Tensor, worth: Tensor) -> dict[str, float]:
-        d = values.shape[1]
-        base = self.base.expand_as(full)
-        coalitions = _fixed(indices, d, worth.shape[1], self.images.seed)
-        left = residuals(shapley_plan(d), coalitions, worth, base, full)
-        weights = inverse_noise(left.noise, self.typical_noise)
-        return {
-            "loss": float(explainer_loss(values, coalitions, worth, base)),
-            "uniform_loss": float(explainer_loss(uniform_explanation(base, full, d), coalitions, worth, base)),
-            "weighted_loss": float((weights * left.squared_error(values)).mean()),
+    def _losses(self, values: Tensor, indices: Tensor, here: slice) -> dict[str, float]:
+        full, worth = self.full[here], self.worth[here]
+        base, coalitions = self.base.expand_as(full), self.pairs(indices, self.images.seed)
+        found = {
+            "loss": explainer_loss(values, coalitions, worth, base),
+            "uniform_loss": explainer_loss(uniform_explanation(base, full, values.shape[1]), coalitions, worth, base),
         }
+        if self.plan is not None and self.planned is not None and self.planned_worth is not None:
+            drawn = self.planned(indices, self.images.seed)
+            left = residuals(self.plan, drawn, self.planned_worth[here], base, full)
+            noise, errors = _halves(left.noise()), _halves(left.squared_errors(values))
+            # Each half is weighed by the noise of the other: by its own, values far from zero would count less.
+            weights = inverse_noise(noise.flip(0), self.plan.typical_noise, self.power)
+            found["selection_loss"] = (weights * errors).mean()
+        return {name: float(loss) for name, loss in found.items()}
 
-    def _mean_noise(self) -> float:
-        """Over images and classes."""
-        total = 0.0
-        for start in range(0, len(self.full), 256):
-            indices, full, worth = (t[start : start + 256] for t in (self.indices, self.full, self.worth))
-            coalitions = _fixed(indices, self.num_players, worth.shape[1], self.images.seed)
-            left = residuals(shapley_plan(self.num_players), coalitions, worth, self.base.expand_as(full), full)
-            total += float(left.noise.mean()) * len(full)
-        return total / len(self.full)
+    def _stored(self, path: Path, evaluate: Evaluator) -> dict[str, Tensor]:
+        """From the file if it is of the same coalitions; else computed and written."""
+        law = torch.zeros(1) if self.plan is None else self.plan.law.size_probabilities
+        if path.exists():
+            stored = load_file(path)
+            same = stored["law"].shape == law.shape and bool(torch.equal(stored["law"], law))
+            if same and stored["worth"].shape[1] == self.pairs.count:
+                return {name: tensor.to(evaluate.model.device) for name, tensor in stored.items()}
+        found = {**self._evaluated(evaluate), "law": law}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        save_file({name: tensor.cpu().contiguous() for name, tensor in found.items()}, temporary)
+        os.replace(temporary, path)
+        return found
+
+    def _evaluated(self, evaluate: Evaluator) -> dict[str, Tensor]:
+        parts: dict[str, list[Tensor]] = {"full": [], "worth": []}
+        most = max(self.pairs.count, self.planned.count if self.planned else 0)
+        for pixels, batch in self.images.in_order(max(1, ROWS // (most + 1))):
+            full, worth = evaluate(pixels, self.pairs(batch.indices, self.images.seed))
+            parts["full"].append(full)
+            parts["worth"].append(worth)
+            if self.planned is not None:
+                drawn = self.planned(batch.indices, self.images.seed)
+                parts.setdefault("planned_worth", []).append(evaluate(pixels, drawn).worth)
+        return {name: torch.cat(tensors) for name, tensors in parts.items()}
 
 
-def _fixed(indices: Tensor, d: int, n: int, seed: int) -> Tensor:
-    return sample_coalitions(shapley_kernel(d), indices, seed=seed, epoch=0, n=n, paired=True, purpose=VALIDATION)
+class _Drawn:
+    """Coalitions of samples that are the same in every epoch, and that training never meets."""
+
+    def __init__(self, law: CoalitionLaw, count: int, paired: bool, purpose: str) -> None:
+        self.law, self.count, self.paired, self.purpose = law, count, paired, purpose
+
+    def __call__(self, indices: Tensor, seed: int) -> Coalitions:
+        return sample_coalitions(
+            self.law, indices, seed=seed, epoch=0, n=self.count, paired=self.paired, purpose=self.purpose
+        )
+
+
+def _halves(units: Tensor) -> Tensor:
+    """Means over every other unit of ``[B, n, K]``: ``[2, B, K]``; a single unit is its own other half."""
+    return torch.stack([units[:, start::2].mean(1) for start in (0, 1 if units.shape[1] > 1 else 0)])

@@ -10,13 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vitshap.compat import make_torchvision_importable
 from vitshap.data import ImageData
 from vitshap.models import MaskedModel, Preprocess, wrap
+from vitshap.training.given_weights import keep_rows, load_state, one_line, read_state
 from vitshap.training.recipes import ModelSettings
 
 SIZES = {"tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12), "large": (1024, 24, 16)}
@@ -99,7 +98,7 @@ def _timm(
         near = timm.list_models(f"*{settings.name.partition('.')[0]}*")[:3]
         hint = f"; near: {', '.join(near)}" if near else ""
         raise ValueError(f"timm has no model {settings.name!r}{hint}; a hub id of transformers is written owner/name")
-    state = None if settings.weights is None else _state(settings.weights)
+    state = None if settings.weights is None else read_state(settings.weights)
     rows = settings.head_rows
     classes: int | None = len(names)
     if keep_head or rows is not None:  # as many as there are, first
@@ -114,13 +113,13 @@ def _timm(
         if not pretrained:
             raise
         raise ValueError(
-            f"the pre-trained weights of {settings.name} cannot be had ({_line(error)}): give a file with "
+            f"the pre-trained weights of {settings.name} cannot be had ({one_line(error)}): give a file with "
             "--set model.weights=PATH, or begin with random ones with --set model.pretrained=false"
         ) from error
     if state is not None:
-        _load(net, state, settings)
+        load_state(net, state, settings)
     if rows is not None:
-        _keep_rows(net, rows, len(names))
+        keep_rows(net, rows, len(names))
     side = net.patch_embed.img_size if hasattr(net, "patch_embed") else (224, 224)
     preprocess = Preprocess.from_timm(net, (int(side[0]), int(side[1])))
     if settings.as_transformers:
@@ -146,7 +145,9 @@ def _transformers(
         else:
             net = AutoModelForImageClassification.from_config(config)
     except (OSError, ValueError) as error:
-        raise ValueError(f"the model {settings.name!r} cannot be loaded with transformers: {_line(error)}") from error
+        raise ValueError(
+            f"the model {settings.name!r} cannot be loaded with transformers: {one_line(error)}"
+        ) from error
     if getattr(config, "num_channels", data.channels) != data.channels:
         raise ValueError(
             f"{settings.name} takes {config.num_channels} channels: --set data.channels={config.num_channels}"
@@ -201,45 +202,6 @@ def _fitted(preprocess: Preprocess | None, settings: ModelSettings, channels: in
     return preprocess
 
 
-def _state(path: str) -> dict[str, Tensor]:
-    try:
-        return {name: tensor.float() for name, tensor in load_file(Path(path).expanduser()).items()}
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"model.weights: {path} cannot be read as safetensors ({_line(error)})") from error
-
-
-def _load(net: nn.Module, state: dict[str, Tensor], settings: ModelSettings) -> None:
-    """All weights of the file; a head of another size stays as it was drawn."""
-    own = net.state_dict()
-    state = dict(state)
-    for name in [name for name in state if name.startswith(("head.", "head_dist."))]:
-        if name in own and own[name].shape != state[name].shape:
-            state[name] = own[name]
-    unequal = [name for name in own if name in state and own[name].shape != state[name].shape]
-    if own.keys() != state.keys() or unequal:
-        odd = sorted(own.keys() ^ state.keys()) or unequal
-        raise ValueError(
-            f"model.weights: {settings.weights} does not hold the weights of {settings.name}: "
-            f"{len(odd)} tensors are missing, unknown or of another shape, {odd[0]} first"
-        )
-    net.load_state_dict(state)
-
-
-def _keep_rows(net: Any, rows: tuple[int, ...], classes: int) -> None:
-    """Of a pre-trained head the rows of the classes that the data has."""
-    if type(net.head) is not nn.Linear:
-        raise ValueError(f"model.head_rows: the head of {type(net).__name__} is not one linear layer")
-    if len(rows) != classes:
-        raise ValueError(f"model.head_rows must be {classes} rows, one per class, got {len(rows)}")
-    weight, bias = net.head.weight.detach(), net.head.bias.detach()
-    if not all(0 <= row < len(weight) for row in rows):
-        raise ValueError(f"model.head_rows: the head has rows 0 to {len(weight) - 1}, got {list(rows)}")
-    net.reset_classifier(classes)
-    with torch.no_grad():
-        net.head.weight.copy_(weight[list(rows)])
-        net.head.bias.copy_(bias[list(rows)])
-
-
 def _refuse(settings: ModelSettings, what: str, *keys: str) -> None:
     for key in keys:
         if getattr(settings, key):
@@ -257,8 +219,3 @@ def _outputs(net: Any) -> int:
 def _pair(size: Any) -> tuple[int, int]:
     height, width = (size, size) if isinstance(size, int) else size
     return int(height), int(width)
-
-
-def _line(error: BaseException) -> str:
-    """The first sentence of a message that may be many lines long."""
-    return str(error).strip().partition("\n")[0][:200]

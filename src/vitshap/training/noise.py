@@ -45,6 +45,8 @@ class Plan:
     typical_noise: float
     """Mean over pilot images and classes of the variance that one view's estimate would have from one unit (a coalition
     or a pair), summed over players."""
+    class_noise: Tensor
+    """The same for each class, ``[K]``."""
     relative_noise: dict[str, float] = field(default_factory=dict)
     """Variance per evaluation, relative to Shapley-kernel pairs: for each way that was considered."""
 
@@ -59,22 +61,26 @@ class Residuals:
     """``[B, n, K]``."""
     weights: Tensor
     """a(k), over four for pairs: ``[B, n]``."""
-    noise: Tensor
-    """Variance of the estimate made from them, summed over players: ``[B, K]``."""
 
     def labels(self) -> Tensor:
         """Unbiased estimates of ``phi - (v(1) - v(0)) / d``, ``[B, d, K]``."""
         return torch.einsum("bnd,bn,bnk->bdk", self.centred, self.weights, self.values) / self.values.shape[1]
 
-    def squared_error(self, values: Tensor) -> Tensor:
-        """Of the efficient explanations ``[B, d, K]`` on the coalitions: ``[B, K]``, on the scale of ``|phi - phi*|^2``."""
+    def noise(self) -> Tensor:
+        """Variance of such an estimate from one unit, summed over players: each unit's own guess, ``[B, n, K]``."""
+        reach: Tensor = self.weights * torch.linalg.vector_norm(self.centred, dim=2)
+        return reach[..., None].square() * self.values.square()
+
+    def squared_errors(self, values: Tensor) -> Tensor:
+        """Of efficient explanations ``[B, d, K]``: ``[B, n, K]``, whose mean is on the scale of ``|phi - phi*|^2``."""
         misfit = self.values - self.centred @ values  # centred rows add up to zero: (v(1) - v(0)) / d has no part
-        return torch.einsum("bn,bnk->bk", self.weights, misfit.square()) / self.values.shape[1]
+        return self.weights[..., None] * misfit.square()
 
 
 def shapley_plan(d: int) -> Plan:
     """Pairs from the Shapley kernel and no knowledge: what the paper evaluates."""
-    return Plan(shapley_kernel(d), True, torch.linspace(0, 1, d + 1, dtype=torch.float64), 1.0)
+    straight = torch.linspace(0, 1, d + 1, dtype=torch.float64)
+    return Plan(shapley_kernel(d), True, straight, 1.0, torch.ones(1))
 
 
 def residuals(
@@ -93,15 +99,16 @@ def residuals(
         left = _without_curve(left, sizes, d, odd=plan.paired)
     spread = sizes * (d - sizes) / d  # |centred|^2
     weights = 1 / (spread * plan.law.size_probabilities.to(left)[sizes])
-    per_unit = weights / 2 if plan.paired else weights  # of the estimate
-    noise = ((per_unit.square() * spread)[..., None] * left.square()).mean(1) / left.shape[1]
     if plan.paired:
-        return Residuals(2 * centred, left, weights / 4, noise)
-    return Residuals(centred, left, weights, noise)
+        return Residuals(2 * centred, left, weights / 4)
+    return Residuals(centred, left, weights)
 
 
 def inverse_noise(noise: Tensor, typical: float, power: float = 1.0) -> Tensor:
-    """Weights of views and classes ``[B, K]``: inverse to a power of their noise; typical noise gives an error of 1."""
+    """Weights of images and classes: inverse to a power of their noise; typical noise gives an error of 1.
+
+    The noise must not be guessed from the values that are weighed: those far from zero would count less, a bias.
+    """
     return (typical / (noise + FLOOR * typical)) ** power / typical
 
 
@@ -141,7 +148,8 @@ def pilot(
         for name, one in spread.items()
     }
     best = min(relative, key=lambda name: relative[name])
-    return Plan(laws[best], best == "pairs", curve, float(_noise(laws[best], spread[best]).mean()), relative)
+    noise = _noise(laws[best], spread[best])  # [B, K]
+    return Plan(laws[best], best == "pairs", curve, float(noise.mean()), noise.mean(0), relative)
 
 
 def _noise(law: CoalitionLaw, spread: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def distances(
 def best_line(log: Path) -> dict[str, float]:
     """Of an explainer's log, the epoch whose weights were kept."""
     history = [json.loads(line) for line in log.read_text().splitlines()]
-    chosen_by = "weighted_loss" if "weighted_loss" in history[0] else "loss"
+    chosen_by = "selection_loss" if "selection_loss" in history[0] else "loss"
     best = min(history, key=lambda line: line[chosen_by])
     return {f"validation_{key}": best[key] for key in ("loss", "uniform_loss") if key in best} | {
         "epoch": best["epoch"]

@@ -17,15 +17,19 @@ import torch.distributed as distributed
 from torch import Tensor
 
 from vitshap.coalitions import Coalitions
-from vitshap.data import CachedPixels, sample_coalitions
+from vitshap.data import Batch, CachedPixels, sample_coalitions
 from vitshap.data.pixels import free_bytes
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images, chunks
-from vitshap.training.noise import Plan
+from vitshap.training.noise import Plan, residuals
 
 ROWS = 1 << 15
 """Coalitions that are drawn and evaluated at once."""
 PILOT_IMAGES, PILOT_REPEATS = 64, 8
+NOISE_VIEW = 1 << 20
+"""A view that no training comes to."""
+PRIOR = 8
+"""Units that the class's mean noise counts as in the guess of an image's."""
 
 
 class Worth(NamedTuple):
@@ -35,6 +39,17 @@ class Worth(NamedTuple):
     """v(1), float32 ``[n, K]``."""
     worth: Tensor
     """v(s), float32 ``[n, S, K]``."""
+
+
+class Known(NamedTuple):
+    """What an explainer learns from: some samples of one view."""
+
+    pixels: Tensor
+    coalitions: Coalitions
+    full: Tensor
+    worth: Tensor
+    noise: Tensor
+    """Of an estimate from one unit (a coalition or a pair) of the image, from other coalitions: ``[B, K]``."""
 
 
 class Evaluator:
@@ -70,18 +85,21 @@ class ValueStore:
         evaluate: Evaluator,
         images: Images,
         plan: Plan,
+        null: Tensor,
         *,
         views: int,
         coalitions: int,
         memory: int | None = None,
     ) -> None:
-        """``coalitions`` evaluations of each of ``views`` views; ``memory``: bytes, by default half of what is free."""
-        self.evaluate, self.images, self.plan = evaluate, images, plan
+        """``coalitions`` evaluations of each of ``views`` views; ``null``: v(0) ``[1, K]``; ``memory``: bytes, by default
+        half of what is free."""
+        self.evaluate, self.images, self.plan, self.null = evaluate, images, plan, null
         self.views, self.coalitions = views, coalitions
         limit = free_bytes(evaluate.model.device) // 2 if memory is None else memory
         self.streamed = not isinstance(images.source, CachedPixels) or self.bytes_per_view > limit
         self.keeps_all = not self.streamed and views * self.bytes_per_view <= limit
         self._kept: dict[int, Worth] = {}
+        self._noise: Tensor | None = None
 
     @property
     def bytes_per_view(self) -> int:
@@ -117,17 +135,37 @@ class ValueStore:
             paired=self.plan.paired,
         )
 
-    def batches(self, order: list[Tensor], view: int) -> Iterator[tuple[Tensor, Coalitions, Worth]]:
+    def batches(self, order: list[Tensor], view: int) -> Iterator[Known]:
         """For every tensor of positions: pixels of that view, its coalitions and their values."""
         known = None if self.streamed else self._view(view)
+        noise = None if self.streamed else self._noise_of_images()
         for pixels, batch in self.images.views(order, view):
             coalitions = self.draw(batch.indices, view)
-            if known is None:
-                worth = self.evaluate(pixels, coalitions)
+            if known is None or noise is None:
+                full, worth = self.evaluate(pixels, coalitions)
+                yield Known(pixels, coalitions, full, worth, self.plan.class_noise.to(full).expand_as(full))
             else:
                 at = self._positions(batch.indices)
-                worth = Worth(known.full[at], known.worth[at])
-            yield pixels, coalitions, worth
+                yield Known(pixels, coalitions, known.full[at], known.worth[at], noise[at])
+
+    def _noise_of_images(self) -> Tensor:
+        """How noisy an image's estimates are, ``[N, K]``: guessed from a view of its own that is not trained with."""
+        if self._noise is None:
+            full, worth = self._computed(NOISE_VIEW)
+            base = self.null.expand_as(full)
+            parts = []
+            for positions, (_, batch) in zip(*self._in_order(), strict=True):
+                at = positions.to(full.device)
+                drawn = self.draw(batch.indices, NOISE_VIEW)
+                guesses = residuals(self.plan, drawn, worth[at], base[at], full[at]).noise()
+                prior = PRIOR * self.plan.class_noise.to(guesses)
+                parts.append((guesses.sum(1) + prior) / (guesses.shape[1] + PRIOR))
+            self._noise = torch.cat(parts)
+        return self._noise
+
+    def _in_order(self) -> tuple[list[Tensor], Iterator[tuple[Tensor, Batch]]]:
+        order = chunks(len(self.images), max(1, ROWS // (self.coalitions + 1)))
+        return order, self.images.views(order, NOISE_VIEW)
 
     def _positions(self, indices: Tensor) -> Tensor:
         source = self.images.source
@@ -163,11 +201,15 @@ def pilot_values(
     """Values of the same coalitions ``[S, d]`` for some training images: ``[B, S, K]``, with v(0) and v(1)."""
     spread_out = torch.linspace(0, len(images) - 1, min(count, len(images))).long()
     found: list[Worth] = []
-    null = None
+    null = null_values(evaluate, images)
     for pixels, _ in images.views(spread_out.split(max(1, ROWS // len(coalitions))), 0):  # type: ignore[no-untyped-call]
         found.append(evaluate(pixels, coalitions.to(pixels.device).expand(len(pixels), -1, -1)))
-        null = evaluate.model.game(pixels[:1].to(evaluate.dtype)).null.float() if null is None else null
-    if null is None:
-        raise ValueError("the data set has no images that can be read")
     full = torch.cat([one.full for one in found])
     return torch.cat([one.worth for one in found]), null.expand_as(full), full
+
+
+def null_values(evaluate: Evaluator, images: Images) -> Tensor:
+    """v(0), ``[1, K]``: with every patch withheld images cannot differ."""
+    for pixels, _ in images.views([torch.zeros(1, dtype=torch.long)], 0):
+        return evaluate.model.game(pixels.to(evaluate.dtype)).null.float()
+    raise ValueError("the first image cannot be read")

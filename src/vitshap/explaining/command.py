@@ -1,0 +1,206 @@
+"""``vitshap explain``: options in, results out as they come, an exit code at the end.
+
+0: all images were explained. 1: some could not be, the others were. 2: nothing could be done as asked, said in one line.
+130: interrupted; what was done by then is in the report.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from PIL import Image
+
+from vitshap.explaining import spoken
+from vitshap.explaining.nets import load_model
+from vitshap.explaining.outputs import Heatmaps, JsonLines, ParquetRows
+from vitshap.explaining.photos import Found, find_photos
+from vitshap.explaining.sources import Source, open_bundle, open_model, watched
+from vitshap.explaining.stream import CannotExplain, explain_photos
+from vitshap.explaining.terminal import Terminal, progress_bar
+from vitshap.explaining.wanted import Wanted
+from vitshap.report import Explained, Failed, ReportWriter
+
+HEATMAPS_UP_TO = 100
+"""Images up to which heatmaps are drawn as files without being asked for; the report has them anyway."""
+BATCHES = {"cpu": 16, "cuda": 64}
+"""Images at a time for an explainer; methods that ask the net thousands of times take one."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user typed."""
+
+    photos: list[str]
+    bundle: str | None = None
+    model: str | None = None
+    weights: str | None = None
+    method: str | None = None
+    budget: int | None = None
+    targets: tuple[str, ...] = ()
+    top: int = 5
+    patches: int = 5
+    out: Path = Path("vitshap-output")
+    json: str | None = None
+    parquet: str | None = None
+    batch: int | None = None
+    device: str = "auto"
+    heatmaps: bool | None = None
+
+
+class Sink(Protocol):
+    """Where results go."""
+
+    def add(self, entry: Explained | Failed, /) -> None: ...
+
+
+def run(request: Request) -> int:
+    """Do it; returns the exit code."""
+    terminal = Terminal(results_on_stdout=request.json != "-")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # said as a note of the image
+        try:
+            return _run(request, terminal)
+        except (ValueError, OSError) as error:
+            terminal.complain(f"error: {' '.join(str(error).split())}")
+            return 2
+
+
+def _run(request: Request, terminal: Terminal) -> int:
+    found = _photos(request)
+    source = _source(request)
+    wanted = Wanted.parse(request.targets, source.model, top=request.top)
+    for line in spoken.about_source(source):
+        terminal.say(line)
+    seconds = source.seconds_per_image()
+    if seconds is not None and source.budget is not None:
+        terminal.say(spoken.about_time(seconds, len(found.photos), source.budget))
+    batch = request.batch or (BATCHES[source.model.device.type] if source.budget is None else 1)
+    tally = _Tally()
+    try:
+        with ExitStack() as stack:
+            sinks = _sinks(request, found, source, stack, batch)
+            bar = stack.enter_context(progress_bar(terminal, len(found.photos)))
+            for missing in found.missing:
+                _take(missing, sinks, tally, source, terminal, request)
+            listening = watched(source, bar.partly)
+            for entry in explain_photos(found.photos, listening, wanted=wanted, batch=batch):
+                _take(entry, sinks, tally, source, terminal, request)
+                bar.advance(tally.explained + tally.failed - len(found.missing))
+    except KeyboardInterrupt:
+        done = f"{tally.explained:,} of {len(found.photos):,} images were explained"
+        terminal.complain(f"interrupted: {done}; they are in {request.out / 'report.html'}")
+        return 130
+    except CannotExplain as error:
+        raise ValueError(f"{source.name}, method {source.method_name}: {error}") from error
+    return _end(request, tally, terminal, len(found.photos))
+
+
+@dataclass
+class _Tally:
+    explained: int = 0
+    failed: int = 0
+    doubtful: int = 0
+
+
+def _take(
+    entry: Explained | Failed, sinks: list[Sink], tally: _Tally, source: Source, terminal: Terminal, request: Request
+) -> None:
+    for sink in sinks:
+        sink.add(entry)
+    lines = spoken.about_entry(entry, source, k=request.patches)
+    if isinstance(entry, Failed):
+        tally.failed += 1
+        terminal.complain(*lines)
+    else:
+        tally.explained += 1
+        tally.doubtful += bool(entry.warnings)
+        terminal.say(*lines)
+
+
+def _end(request: Request, tally: _Tally, terminal: Terminal, photos: int) -> int:
+    if tally.doubtful:
+        terminal.say(spoken.nothing_fits(tally.doubtful, tally.explained))
+    files = "heatmaps" if _drawn(request, photos) else "no heatmaps as files: --heatmaps"
+    terminal.say(f"Report: {request.out / 'report.html'} ({files})")
+    if not tally.failed:
+        return 0
+    total = tally.failed + tally.explained
+    if not tally.explained:
+        terminal.complain(f"error: none of the {total:,} could be explained")
+        return 2
+    terminal.complain(f"{tally.failed:,} of {total:,} could not be explained")
+    return 1
+
+
+def _photos(request: Request) -> Found:
+    if request.out.exists() and not request.out.is_dir():
+        raise ValueError(f"--out {request.out} is a file; it must be a folder")
+    found = find_photos(request.photos, leave_out=request.out)
+    if not found.photos:
+        said = "; ".join(f"{one.name}: {one.reason}" for one in found.missing[:3])
+        raise ValueError(said or "no photo is given")
+    return found
+
+
+def _source(request: Request) -> Source:
+    device = _device(request.device)
+    if request.weights is not None and request.model is None:
+        raise ValueError("--weights are those of a net: name it with --model")
+    options: dict[str, Any] = {"method_name": request.method, "budget": request.budget, "device": device}
+    if request.model is None:
+        return open_bundle(request.bundle, **options)
+    if request.bundle is None:
+        return open_model(request.model, weights=request.weights, **options)
+    classifier, _ = load_model(request.model, request.weights)  # the bundle must have been made for it
+    return open_bundle(request.bundle, classifier=classifier, **options)
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(name).type
+    except RuntimeError as error:
+        raise ValueError(f"--device is auto, cpu or cuda; got {name!r}") from error
+    if kind not in BATCHES:
+        raise ValueError(f"--device is auto, cpu or cuda; got {name!r}")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: there is no CUDA device here")
+    return name
+
+
+def _sinks(request: Request, found: Found, source: Source, stack: ExitStack, batch: int) -> list[Sink]:
+    """The files to write; each is closed, and so complete, whatever ends the work."""
+    sinks: list[Sink] = []
+    settings = {
+        "targets": ", ".join(request.targets) or f"the {request.top} most probable classes of each image",
+        "images at a time": str(batch),
+        "device": str(source.model.device),
+        "made": time.strftime("%Y-%m-%d %H:%M"),
+    }
+    if source.budget is not None:
+        settings["evaluations per image"] = f"{source.budget:,}"
+    if request.parquet is not None:
+        rows = ParquetRows(request.parquet)
+        stack.callback(rows.close)
+        sinks.append(rows)
+    if request.json is not None:
+        lines = JsonLines(request.json, k=request.patches)
+        stack.callback(lines.close)
+        sinks.append(lines)
+    if _drawn(request, len(found.photos)):
+        sinks.append(Heatmaps(request.out, found.photos))
+    report = ReportWriter(request.out, source.summary(settings), patches=request.patches)
+    sinks.append(stack.enter_context(report))
+    return sinks
+
+
+def _drawn(request: Request, images: int) -> bool:
+    return images <= HEATMAPS_UP_TO if request.heatmaps is None else request.heatmaps

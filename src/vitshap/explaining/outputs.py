@@ -1,0 +1,198 @@
+"""Results for other programs: a line of JSON per image, a table in Parquet, a heatmap per class."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import sys
+import uuid
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from vitshap import plots
+from vitshap.explanation import Explanation
+from vitshap.report import Explained, Failed, Patch, patches
+
+PREDICTIONS = 5
+_NAME_LENGTH = 60
+
+
+def record(entry: Explained | Failed, *, k: int = 5) -> dict[str, Any]:
+    """One image as plain data: predictions, and for each explained class every value and the ``k`` best patches."""
+    if isinstance(entry, Failed):
+        return {"file": str(entry.path), "error": entry.reason}
+    e = entry.explanation
+    explained = []
+    for column, index in enumerate(entry.classes):
+        one: dict[str, Any] = {"class": index, "name": entry.label(index), "output": float(e.prediction[0, index])}
+        if e.base_values is not None and e.full_values is not None:
+            one |= {"base": float(e.base_values[0, column]), "full": float(e.full_values[0, column])}
+        one["patches"] = [_patch(patch) for patch in patches(entry, k, index)]
+        one["values"] = _rounded(e.values[0, :, column])
+        if e.stderr is not None:
+            one["stderr"] = _rounded(e.stderr[0, :, column])
+        explained.append(one)
+    predicted = [{"class": c, "name": entry.label(c), "output": value} for c, value in entry.predicted(PREDICTIONS)]
+    found: dict[str, Any] = {"file": str(entry.path), "size": list(entry.size), "predicted": predicted}
+    found |= {
+        "explained": explained,
+        "grid": list(e.grid),
+        "box": list(entry.box),
+        "unit": e.unit,
+        "additive": e.additive,
+    }
+    if not _one_player_per_patch(e):
+        found["players"] = e.players[0].tolist()
+    if e.converged is not None:
+        found["converged"] = bool(e.converged[0])
+    found |= {"method": e.method, "evaluations": e.evaluations, "seconds": e.seconds}
+    return found | {"warnings": list(entry.warnings), "notes": list(entry.notes)}
+
+
+class JsonLines:
+    """One line per image, readable while the others are still being explained; ``-`` is the standard output."""
+
+    def __init__(self, target: str, *, k: int = 5) -> None:
+        self._k = k
+        self._file: TextIO = sys.stdout
+        if target != "-":
+            path = Path(target).expanduser()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("w", encoding="utf-8")
+
+    def add(self, entry: Explained | Failed) -> None:
+        """Write a line."""
+        self._file.write(json.dumps(record(entry, k=self._k), allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Done."""
+        if self._file is not sys.stdout:
+            self._file.close()
+
+
+class ParquetRows:
+    """A row per image and explained class, a row group per ``images`` images; the file appears when it is complete."""
+
+    def __init__(self, target: str, *, images: int = 64) -> None:
+        try:
+            self._arrow: Any = importlib.import_module("pyarrow")
+            self._parquet: Any = importlib.import_module("pyarrow.parquet")
+        except ImportError as error:
+            raise ValueError(
+                '--parquet needs pyarrow, which is not installed: pip install "vitshap[shards]"'
+            ) from error
+        self._path = Path(target).expanduser()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary = self._path.with_name(f".{self._path.name}.{uuid.uuid4().hex}.tmp")
+        self._schema = _schema(self._arrow)
+        self._writer = self._parquet.ParquetWriter(self._temporary, self._schema)
+        self._rows: list[dict[str, Any]] = []
+        self._waiting, self._images = 0, images
+
+    def add(self, entry: Explained | Failed) -> None:
+        """Take in an image; every ``images`` of them are written."""
+        self._rows += _rows(entry)
+        self._waiting += 1
+        if self._waiting == self._images:
+            self._flush()
+
+    def close(self) -> None:
+        """Write what is left and put the file in its place."""
+        try:
+            self._flush()
+            self._writer.close()
+            os.replace(self._temporary, self._path)
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._writer.write_table(self._arrow.Table.from_pylist(self._rows, schema=self._schema))
+        self._rows, self._waiting = [], 0
+
+
+class Heatmaps:
+    """``STEM-CLASS.png`` for each explained class, in the frame of the photo, with a colour bar."""
+
+    def __init__(self, folder: Path, photos: Iterable[Path] = ()) -> None:
+        """``photos`` that lie in the folder themselves are never written over."""
+        self._folder = folder
+        home = folder.resolve()
+        self._taken = {hash(path.name.lower()) for path in photos if path.parent.resolve() == home}
+
+    def add(self, entry: Explained | Failed) -> None:
+        """Draw the maps of one image."""
+        if isinstance(entry, Failed):
+            return
+        shown = replace(entry.explanation, image_box=torch.tensor([entry.picture_box]))
+        for index in entry.classes:
+            figure = shown.plot(entry.picture, target=index)
+            plots.save(figure, self._folder / self._name(Path(entry.path).stem, entry.label(index)))
+
+    def _name(self, stem: str, label: str) -> str:
+        """A file name that no other map of this run has, on systems that ignore case too."""
+        stem, label = _slug(stem), _slug(label)
+        name, count = f"{stem}-{label}.png", 1
+        while hash(name.lower()) in self._taken:
+            count += 1
+            name = f"{stem}-{count}-{label}.png"
+        self._taken.add(hash(name.lower()))
+        return name
+
+
+def _slug(text: str) -> str:
+    """What is safe in a file name everywhere."""
+    return re.sub(r"[^\w.+=-]+", "_", text).strip("._")[:_NAME_LENGTH] or "_"
+
+
+def _patch(patch: Patch) -> dict[str, Any]:
+    found = {"player": patch.player, "value": patch.value, "row": patch.row, "column": patch.column}
+    error = {} if patch.stderr is None else {"stderr": patch.stderr}
+    return {**found, **error, "box": [round(edge, 1) for edge in patch.box], "place": patch.place}
+
+
+def _rounded(values: torch.Tensor) -> list[float]:
+    """Seven digits: all that float32 knows."""
+    return [float(f"{value:.7g}") for value in values.tolist()]
+
+
+def _one_player_per_patch(explanation: Explanation) -> bool:
+    labels = explanation.players[0].flatten()
+    return bool(torch.equal(labels, torch.arange(len(labels))))
+
+
+def _schema(arrow: Any) -> Any:
+    numbers = arrow.list_(arrow.float32())
+    return arrow.schema(
+        [
+            ("file", arrow.string()),
+            ("error", arrow.string()),
+            ("class", arrow.int32()),
+            ("name", arrow.string()),
+            ("output", arrow.float32()),
+            ("base", arrow.float32()),
+            ("full", arrow.float32()),
+            ("values", numbers),
+            ("stderr", numbers),
+            ("grid", arrow.list_(arrow.int32())),
+            ("box", numbers),
+            ("unit", arrow.string()),
+            ("method", arrow.string()),
+            ("warnings", arrow.list_(arrow.string())),
+        ]
+    )
+
+
+def _rows(entry: Explained | Failed) -> list[dict[str, Any]]:
+    if isinstance(entry, Failed):
+        return [{"file": entry.name, "error": entry.reason}]
+    found = record(entry, k=1)
+    shared = {key: found[key] for key in ("grid", "box", "unit", "method", "warnings")} | {"file": entry.name}
+    return [{**{key: one[key] for key in one if key != "patches"}, **shared} for one in found["explained"]]

@@ -1,0 +1,58 @@
+"""Weights of a timm net from a file: all of them or a clear refusal, and of the head what fits the data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from vitshap.training.recipes import ModelSettings
+
+
+def read_state(path: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, in float32."""
+    try:
+        return {name: tensor.float() for name, tensor in load_file(Path(path).expanduser()).items()}
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"model.weights: {path} cannot be read as safetensors ({one_line(error)})") from error
+
+
+def load_state(net: nn.Module, state: dict[str, Tensor], settings: ModelSettings) -> None:
+    """All weights of the file; a head of another size stays as it was drawn."""
+    own = net.state_dict()
+    state = dict(state)
+    for name in [name for name in state if name.startswith(("head.", "head_dist."))]:
+        if name in own and own[name].shape != state[name].shape:
+            state[name] = own[name]
+    unequal = [name for name in own if name in state and own[name].shape != state[name].shape]
+    if own.keys() != state.keys() or unequal:
+        odd = sorted(own.keys() ^ state.keys()) or unequal
+        raise ValueError(
+            f"model.weights: {settings.weights} does not hold the weights of {settings.name}: "
+            f"{len(odd)} tensors are missing, unknown or of another shape, {odd[0]} first"
+        )
+    net.load_state_dict(state)
+
+
+def keep_rows(net: Any, rows: tuple[int, ...], classes: int) -> None:
+    """Of a pre-trained head the rows of the classes that the data has."""
+    if type(net.head) is not nn.Linear:
+        raise ValueError(f"model.head_rows: the head of {type(net).__name__} is not one linear layer")
+    if len(rows) != classes:
+        raise ValueError(f"model.head_rows must be {classes} rows, one per class, got {len(rows)}")
+    weight, bias = net.head.weight.detach(), net.head.bias.detach()
+    if not all(0 <= row < len(weight) for row in rows):
+        raise ValueError(f"model.head_rows: the head has rows 0 to {len(weight) - 1}, got {list(rows)}")
+    net.reset_classifier(classes)
+    with torch.no_grad():
+        net.head.weight.copy_(weight[list(rows)])
+        net.head.bias.copy_(bias[list(rows)])
+
+
+def one_line(error: BaseException) -> str:
+    """The first sentence of a message that may be many lines long."""
+    return str(error).strip().partition("\n")[0][:200]
