@@ -13,8 +13,8 @@ from vitshap.estimators.reliability import correlation
 from vitshap.explainers import ExplainerConfig
 from vitshap.models import MaskedModel, wrap
 from vitshap.training.configs import ClassifierTraining, ExplainerTraining, SurrogateTraining, ValuesConfig
+from vitshap.training.explainer import fit_explainer
 from vitshap.training.fit import fit_classifier, fit_masked_classifier, fit_surrogate
-from vitshap.training.fit_explainer import fit_explainer
 from vitshap.training.loop import LoopConfig
 
 

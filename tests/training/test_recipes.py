@@ -116,7 +116,7 @@ def _cost(name: str) -> list[pytest.MarkDecorator]:
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_cost(name)) for name in recipe_names()])
 def test_every_recipe_runs_two_steps_at_its_real_architecture(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The net, its 196 (or 16) players and all three trainings are the recipe's; batches and counts are small."""
-    monkeypatch.setattr("vitshap.training.fit_explainer.PILOT_REPEATS", 2)
+    monkeypatch.setattr("vitshap.training.explainer.PILOT_REPEATS", 2)
     monkeypatch.setattr("vitshap.training.summary.COALITIONS", 1)
     batch = 600 if name == "digits" else 2
     few = [

@@ -23,7 +23,7 @@ from vitshap.metrics import deletion, insertion
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
 from vitshap.training.configs import ExplainerTraining, ValuesConfig
-from vitshap.training.fit_explainer import hold_out, make_store, network_config, train_explainer
+from vitshap.training.explainer import hold_out, make_store, network_config, train_explainer
 from vitshap.training.loop import LoopConfig
 from vitshap.training.values import Evaluator, ValueStore
 

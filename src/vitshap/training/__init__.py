@@ -1,8 +1,8 @@
 """From somebody's net and images to a surrogate and an explainer."""
 
 from vitshap.training.configs import ClassifierTraining, ExplainerTraining, SurrogateTraining, ValuesConfig
+from vitshap.training.explainer import fit_explainer
 from vitshap.training.fit import fit_classifier, fit_masked_classifier, fit_surrogate
-from vitshap.training.fit_explainer import fit_explainer
 from vitshap.training.loop import LoopConfig, TrainingDiverged
 
 __all__ = [

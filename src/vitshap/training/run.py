@@ -25,8 +25,8 @@ from vitshap.data import ImageData, Splits, load_data, require_a_batch
 from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel
 from vitshap.training import timing
+from vitshap.training.explainer import fit_explainer, network_config
 from vitshap.training.fit import fit_classifier, fit_masked_classifier, fit_surrogate
-from vitshap.training.fit_explainer import fit_explainer, network_config
 from vitshap.training.loop import BEST
 from vitshap.training.nets import build_model
 from vitshap.training.recipes import Recipe

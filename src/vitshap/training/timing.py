@@ -23,7 +23,7 @@ from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
 from vitshap.training.configs import ExplainerTraining
-from vitshap.training.fit_explainer import network_config
+from vitshap.training.explainer import network_config
 from vitshap.training.loop import LoopConfig
 from vitshap.training.objectives import classification_loss, explainer_loss, surrogate_loss
 from vitshap.training.recipes import Recipe
