@@ -58,6 +58,7 @@ class HeldOut:
         """The loss that chooses the best weights."""
         return "loss" if self.plan is None else "selection_loss"
 
+    @torch.no_grad()
     def losses(self, explainer: Explainer, batch_size: int) -> dict[str, float]:
         """The paper's loss, that of the uniform explanation, and with a plan the one that training minimises."""
         totals: dict[str, float] = {}

@@ -1,0 +1,173 @@
+"""What an explainer learns from: the same optimum under every law, no bias, less noise."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from vitshap.coalitions import CoalitionLaw, all_coalitions, shapley_kernel
+from vitshap.estimators.exact import exact
+from vitshap.game import Game
+from vitshap.training.noise import (
+    Plan,
+    _without_curve,
+    inverse_noise,
+    pilot,
+    residuals,
+    shapley_plan,
+)
+
+D = 6
+
+
+def _table(seed: int, classes: int = 2) -> Tensor:
+    """A value for each of the 2^D coalitions, ``[2^D, K]``, with an effect of the size that is far from linear."""
+    generator = torch.Generator().manual_seed(seed)
+    size = all_coalitions(D).sum(1, keepdim=True).double()
+    return torch.randn(2**D, classes, generator=generator, dtype=torch.float64) + 3 * (1 - torch.exp(-size))
+
+
+def _worth(table: Tensor, coalitions: Tensor) -> Tensor:
+    return table[(coalitions.long() << torch.arange(D)).sum(-1)]
+
+
+def _shapley(table: Tensor) -> Tensor:
+    def value(coalitions: Tensor) -> Tensor:
+        return _worth(table, coalitions)
+
+    game = Game(value, num_players=D, num_outputs=table.shape[1], batch_size=1)
+    return exact(game).values[0].double()  # [D, K]
+
+
+def _plan(law: CoalitionLaw, *, paired: bool) -> Plan:
+    straight = torch.linspace(0, 1, D + 1, dtype=torch.float64)
+    return Plan(law, paired, straight, 1.0, torch.ones(2))
+
+
+def _law(weights: list[float]) -> CoalitionLaw:
+    inner = torch.tensor(weights, dtype=torch.float64)
+    return CoalitionLaw(D, torch.cat([torch.zeros(1), inner / inner.sum(), torch.zeros(1)]).double())
+
+
+laws = st.lists(st.floats(0.05, 1), min_size=D - 1, max_size=D - 1).map(_law)
+
+
+@given(law=laws, seed=st.integers(0, 1000))
+@settings(max_examples=25, deadline=None)
+def test_under_every_law_the_optimum_is_the_shapley_values(law: CoalitionLaw, seed: int) -> None:
+    table = _table(seed)
+    inner = all_coalitions(D)[1:-1]
+    sizes = inner.sum(1)
+    counts = torch.bincount(sizes, minlength=D + 1).double()
+    probability = law.size_probabilities[sizes] / counts[sizes]  # of each coalition
+    left = residuals(
+        _plan(law, paired=False), inner[None], _worth(table, inner)[None], table[:1], table[-1:], size_effect=False
+    )
+    shapley = _shapley(table)
+    centred, weights = left.centred[0].double(), left.weights[0].double() * probability
+    moved = torch.randn(D + 1, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)[sizes]
+    misfit = left.values[0].double() - moved - centred @ shapley  # any function of the size may be taken away
+    gradient = torch.einsum("nd,n,nk->dk", centred, weights, misfit)
+    torch.testing.assert_close(gradient, torch.zeros_like(gradient), atol=1e-5, rtol=0)
+    # and the scale is that of the squared distance: the second moment is the identity among players' differences
+    moment = torch.einsum("nd,n,ne->de", centred, weights, centred)
+    torch.testing.assert_close(moment, torch.eye(D).double() - 1 / D, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize("size_effect", [False, True])
+def test_labels_have_no_bias(paired: bool, size_effect: bool) -> None:
+    table, views, n = _table(3), 20_000, 12
+    law = shapley_kernel(D) if paired else _law([0.5, 0.2, 0.1, 0.1, 0.1])
+    drawn = law.sample(views * n, paired=paired, generator=torch.Generator().manual_seed(0)).view(views, n, D)
+    base, full = table[:1].expand(views, -1).float(), table[-1:].expand(views, -1).float()
+    left = residuals(_plan(law, paired=paired), drawn, _worth(table, drawn), base, full, size_effect=size_effect)
+    labels = left.labels().double()
+    shapley = _shapley(table)
+    error = labels.mean(0) - (shapley - shapley.mean(0))
+    standard_error = labels.std(0) / views**0.5
+    assert float((error / standard_error).abs().max()) < 4.5
+    # the guess of their variance is right, too, within what the fitted curve hides and the mean's own part adds
+    variance = labels.var(0).sum(0)
+    guessed = left.noise().mean((0, 1)).double() / left.values.shape[1]
+    torch.testing.assert_close(guessed, variance, rtol=0.25, atol=0)
+
+
+def test_removing_the_size_effect_removes_noise() -> None:
+    table, law = _table(5), shapley_kernel(D)
+    drawn = law.sample(500 * 20, generator=torch.Generator().manual_seed(0)).view(500, 20, D)
+    base, full = (end.expand(500, -1).float() for end in (table[:1], table[-1:]))
+    spread = [
+        residuals(_plan(law, paired=False), drawn, _worth(table, drawn), base, full, size_effect=on)
+        .labels()
+        .var(0)
+        .sum()
+        for on in (False, True)
+    ]
+    assert spread[1] < 0.8 * spread[0]
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_the_curve_leaves_each_coalition_out(odd: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.randint(1, 20, (1, 9), generator=generator)
+    values = torch.randn(1, 9, 2, generator=generator)
+    left = _without_curve(values, sizes, 20, odd=odd)
+    position = (sizes[0] / (20 - sizes[0])).log() / 2
+    basis = torch.stack([position**p for p in ((1, 3) if odd else (0, 1, 2, 3))], 1)
+    for i in range(9):
+        others = torch.arange(9) != i
+        b, v = basis[others], values[0, others]
+        fitted = torch.linalg.solve(b.T @ b + torch.eye(b.shape[1]), b.T @ v)
+        torch.testing.assert_close(left[0, i], values[0, i] - basis[i] @ fitted, atol=1e-4, rtol=1e-3)
+
+
+def _pilot(value) -> Plan:
+    """``value``: coalitions ``[S, d]`` to values ``[S]``, the same for three images."""
+    d = 20
+
+    def evaluate(coalitions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ends = torch.stack([torch.zeros(d), torch.ones(d)]).bool()
+        base, full = value(ends)
+        worth = value(coalitions)[None, :, None].expand(3, -1, -1)
+        return worth, base.expand(3, 1), full.expand(3, 1)
+
+    return pilot(evaluate, d, seed=0, repeats=40)
+
+
+def test_the_pilot_pairs_where_both_sides_are_noisy_and_alike() -> None:
+    weights = torch.linspace(-1, 1, 20)
+    plan = _pilot(lambda s: (s.float() - 0.5) @ weights + 5 * ((s.float() - 0.5) @ weights).square())
+    assert plan.paired
+    assert plan.law.is_symmetric
+
+
+def test_the_pilot_evaluates_the_noisy_side_alone() -> None:
+    weights = torch.linspace(-1, 1, 20)
+    plan = _pilot(lambda s: torch.where(s.sum(-1) <= 10, s.float() @ weights, torch.zeros(len(s))))
+    assert not plan.paired
+    assert float(plan.law.size_probabilities[:11].sum()) > 0.9
+    assert plan.relative_noise["coalitions"] < plan.relative_noise["pairs"]
+    assert float(plan.law.size_probabilities.sum()) == pytest.approx(1)
+
+
+def test_a_game_without_noise_keeps_the_shapley_kernel() -> None:
+    plan = _pilot(lambda s: s.sum(-1).double() / 20)
+    torch.testing.assert_close(plan.law.size_probabilities, shapley_kernel(20).size_probabilities)
+    torch.testing.assert_close(plan.curve, torch.linspace(0, 1, 21, dtype=torch.float64), atol=1e-9, rtol=0)
+
+
+def test_weights_fall_with_noise_and_are_bounded() -> None:
+    noise = torch.tensor([0.0, 1.0, 4.0])
+    assert inverse_noise(noise, 1.0).tolist() == pytest.approx([100, 1 / 1.01, 1 / 4.01])
+    assert inverse_noise(noise, 1.0, 0.0).tolist() == [1, 1, 1]
+    assert inverse_noise(4 * noise, 4.0, 0.5).tolist() == pytest.approx((inverse_noise(noise, 1.0, 0.5) / 4).tolist())
+
+
+def test_pairs_of_the_shapley_kernel_have_one_weight() -> None:
+    drawn = shapley_kernel(D).sample(40, paired=True, generator=torch.Generator().manual_seed(0))[None]
+    zero = torch.zeros(1, 2)
+    left = residuals(shapley_plan(D), drawn, torch.zeros(1, 40, 2), zero, zero)
+    assert left.values.shape == (1, 20, 2)
+    assert float(left.weights.max() - left.weights.min()) < 1e-5

@@ -1,0 +1,103 @@
+"""Values of views: the same whatever is kept, and a held-out loss that tells better explanations from worse."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import ViTConfig, ViTForImageClassification
+
+from vitshap.data import Augmentation, StreamedPixels, load_digits
+from vitshap.estimators.exact import exact
+from vitshap.explainers import Explainer
+from vitshap.models import MaskedModel, wrap
+from vitshap.training.batches import Images
+from vitshap.training.configs import ValuesConfig
+from vitshap.training.explainer import make_store
+from vitshap.training.held_out import FILE, HeldOut
+from vitshap.training.values import Evaluator, ValueStore
+
+VARIED = Augmentation(horizontal_flip=0, vertical_flip=0, jitter=0)
+
+
+@pytest.fixture(scope="module")
+def model() -> MaskedModel:
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = ViTConfig(image_size=8, patch_size=4, num_channels=1, num_labels=3, initializer_range=0.5, **size)
+    return wrap(ViTForImageClassification(config).eval())
+
+
+def _store(
+    model: MaskedModel, *, memory_gib: float | None = None, streamed: bool = False, views: int = 3
+) -> ValueStore:
+    data = load_digits().train.subset(range(40))
+    source = StreamedPixels(data, None, device="cpu") if streamed else data
+    images = Images(model, source, VARIED, seed=0)
+    config = ValuesConfig(views=views, coalitions=6, memory_gib=memory_gib)
+    return make_store(Evaluator(model), images, config)
+
+
+def test_memory_does_not_decide_what_values_are(model: MaskedModel) -> None:
+    all_kept, one_kept = _store(model), _store(model, memory_gib=40 * 7 * 3 * 4 * 1.5 / 2**30)
+    nothing_kept, streamed = _store(model, memory_gib=0.0), _store(model, streamed=True)
+    assert all_kept.keeps_all
+    assert not one_kept.keeps_all
+    assert not one_kept.streamed
+    assert nothing_kept.streamed
+    assert streamed.streamed
+    for order in ([torch.tensor([3, 1, 39]), torch.tensor([0, 2])], [torch.arange(40)]):
+        for view in (2, 0, 2):
+            expected = list(all_kept.batches(order, view))
+            for store in (one_kept, nothing_kept, streamed):
+                for one, two in zip(expected, store.batches(order, view), strict=True):
+                    assert torch.equal(one.pixels, two.pixels)
+                    assert torch.equal(one.coalitions, two.coalitions)
+                    torch.testing.assert_close(one.worth, two.worth, atol=1e-6, rtol=0)
+                    torch.testing.assert_close(one.full, two.full, atol=1e-6, rtol=0)
+
+
+def test_values_are_those_of_the_model(model: MaskedModel) -> None:
+    known = next(iter(_store(model).batches([torch.tensor([5, 6])], 1)))
+    with torch.no_grad():
+        torch.testing.assert_close(known.worth, model(known.pixels, known.coalitions), atol=1e-6, rtol=0)
+        torch.testing.assert_close(known.full, model(known.pixels), atol=1e-6, rtol=0)
+    assert known.noise.shape == (2, 3)
+    assert bool((known.noise > 0).all())
+
+
+def test_views_differ_and_the_description_counts(model: MaskedModel) -> None:
+    store = _store(model)
+    first, second = (next(iter(store.batches([torch.arange(4)], view))) for view in (0, 1))
+    assert not torch.equal(first.pixels, second.pixels)
+    assert not torch.equal(first.coalitions, second.coalitions)
+    assert store.describe().startswith("840 evaluations: 3 views of 40 images, 6 coalitions each")
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_exact_values_have_the_least_held_out_loss(model: MaskedModel, tmp_path: Path, planned: bool) -> None:
+    unseen = Images(model, load_digits().val.subset(range(60)), None, seed=0)
+    evaluate, explainer = Evaluator(model), Explainer(model)
+    plan = _store(model).plan if planned else None
+
+    def opened() -> HeldOut:
+        return HeldOut(tmp_path, evaluate, unseen, explainer.null_values, pairs=16, plan=plan, planned=24, power=0.5)
+
+    held_out = opened()
+    pixels = torch.cat([pixels for pixels, _ in unseen.in_order(60)])
+    shapley = exact(model.game(pixels)).values.float()
+
+    class Given(torch.nn.Module):
+        def __init__(self, noise: float) -> None:
+            super().__init__()
+            noise_of = torch.randn(shapley.shape, generator=torch.Generator().manual_seed(0)) * shapley.std()
+            self.given = shapley + noise * (noise_of - noise_of.mean(1, keepdim=True))
+
+        def values(self, pixels: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
+            return self.given
+
+    losses = [held_out.losses(Given(noise), 60)[held_out.select] for noise in (0.0, 0.3, 1.0)]
+    assert losses == sorted(losses)
+    assert losses[0] < losses[1] < losses[2]
+    written = (tmp_path / FILE).read_bytes()
+    assert opened().losses(explainer, 32) == held_out.losses(explainer, 32)
+    assert (tmp_path / FILE).read_bytes() == written
