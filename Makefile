@@ -5,7 +5,7 @@ BIN := .venv/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-long lint clean
+.PHONY: demo test test-long lint docs dist clean
 
 demo: .venv/core
 	$(BIN)/python -m vitshap demo
@@ -21,6 +21,16 @@ lint: .venv/dev
 	$(BIN)/ruff format --check src tests
 	$(BIN)/mypy
 
+# The site goes to build/docs.
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/docs
+
+# The wheel goes to dist; another one, built the same way, is installed elsewhere and explains a photo offline.
+dist: .venv/dev
+	rm -rf build/lib build/bdist.* dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	$(BIN)/python -m pytest tests/test_release.py
+
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
@@ -31,6 +41,10 @@ lint: .venv/dev
 .venv/dev: .venv/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	touch $@ .venv/core
+
+.venv/docs: .venv/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
+	touch $@
 
 clean:
 	rm -rf .venv demo-output

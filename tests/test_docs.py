@@ -1,22 +1,67 @@
-"""Every Python block in the README and the docs runs."""
+"""Every Python block in the README and the docs runs, every link leads somewhere, every public name is documented."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+import vitshap
+from vitshap.explainers import bundle
+
 ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [
     pytest.param(block, id=f"{path.relative_to(ROOT)}-{i}")
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for path in PAGES
     for i, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL))
 ]
+PICTURE_BYTES = 300_000
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_the_block_runs(block: str) -> None:
+def test_the_block_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = re.findall(r'from_pretrained\("([\w-]+)"', block)
+    missing = [name for name in named if name not in bundle.shipped()]
+    if missing:
+        pytest.skip(f"no bundle {missing[0]} is shipped in this tree")
+    monkeypatch.chdir(tmp_path)  # blocks may write files
     exec(compile(block, "block", "exec"), {})
 
 
 def test_there_are_blocks() -> None:
     assert BLOCKS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        if path.startswith(("http://", "https://")):
+            continue
+        place = page if not path else page.parent / path
+        assert place.exists(), f"{target} leads nowhere"
+        if anchor:
+            assert anchor in _anchors(place), f"{target}: there is no such heading"
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    text = "\n".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
+    missing = [name for name in vitshap.__all__ if not re.search(rf"^::: vitshap\.{name}\b", text, re.MULTILINE)]
+    assert missing == ["__version__"]
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    assert listed == {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+
+
+def test_pictures_are_small() -> None:
+    pictures = list((ROOT / "docs" / "images").glob("*.png"))
+    assert pictures
+    assert all(path.stat().st_size <= PICTURE_BYTES for path in pictures)
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
