@@ -13,13 +13,9 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from vitshap.data import Augmentation
-from vitshap.estimators.reliability import correlation
-from vitshap.estimators.truth import Truth
 from vitshap.explainers import Explainer, ExplainerConfig
-from vitshap.metrics import deletion, insertion
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
 from vitshap.training.configs import ExplainerTraining, ValuesConfig
@@ -118,30 +114,3 @@ def ablate(
             best_epoch=int(best["epoch"]),
             scores={**judge(explainer), "loss": best["loss"]},
         )
-
-
-def agreement(values: Tensor, truth: Truth, labels: Tensor) -> dict[str, float]:
-    """Mean Pearson correlation over players of values ``[N, d, K]`` with the truth, for the images' own classes
-    (``labels`` ``[N]``) and for the others; also divided by the square root of the truth's reliability."""
-    found = correlation(values.double().cpu(), truth.values)  # [N, K]
-    own = torch.zeros_like(found, dtype=torch.bool).scatter(1, labels.cpu()[:, None], True)
-    scores = {}
-    for name, where in (("target", own), ("others", ~own)):
-        reliability = truth.reliability[where].clamp(min=0)
-        scores[f"reliability_{name}"] = float(reliability.mean())
-        scores[f"raw_{name}"] = float(found[where].mean())
-        scores[name] = float(found[where].mean() / reliability.sqrt().mean())
-    return scores
-
-
-def areas(evaluate: Evaluator, explainer: Explainer, pixels: Tensor, labels: Tensor) -> dict[str, float]:
-    """Mean insertion and deletion of the images' own classes, and insertion of the others."""
-    explanation = explainer(pixels)
-    half = pixels.to(evaluate.dtype)
-    inserted = insertion(evaluate.model, half, explanation)
-    own = explainer(pixels, target=labels[:, None])
-    return {
-        "insertion": float(inserted.target_area(labels).mean()),
-        "others_insertion": float(inserted.nontarget_area(labels).mean()),
-        "deletion": float(deletion(evaluate.model, half, own).target_area(labels).mean()),
-    }

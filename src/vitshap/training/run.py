@@ -21,9 +21,9 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch import nn
 
-from vitshap.data import ImageData, Splits, load_data, require_a_batch
+from vitshap.data import ImageData, Splits, load_data, open_pixels, require_a_batch
 from vitshap.explainers import Explainer
-from vitshap.models import MaskedModel
+from vitshap.models import MaskedModel, Preprocess
 from vitshap.training import timing
 from vitshap.training.explainer import fit_explainer, network_config
 from vitshap.training.fit import fit_classifier, fit_masked_classifier, fit_surrogate
@@ -111,7 +111,10 @@ class _Stages:
         self.recipe, self.out, self.splits, self.state, self.console = recipe, out, splits, state, console
 
     def run(self, model: MaskedModel) -> tuple[MaskedModel, MaskedModel, Explainer]:
-        recipe, (data, val, _) = self.recipe, self.splits
+        recipe = self.recipe
+        # Decoded once: all three nets see images of one size.
+        how = model.preprocess if isinstance(model.preprocess, Preprocess) else None
+        data, val = (open_pixels(part, how, device=model.device) for part in (self.splits.train, self.splits.val))
         classifier, surrogate = model, model
         if recipe.classifier is not None:
             fit = fit_masked_classifier if recipe.masked else fit_classifier

@@ -1,0 +1,83 @@
+"""Measures of an explainer's quality, where the exact values are known."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import ViTConfig, ViTForImageClassification
+from typer.testing import CliRunner
+
+from vitshap.bench import explainers, quality
+from vitshap.cli import app
+from vitshap.data import load_digits
+from vitshap.estimators.exact import exact
+from vitshap.explainers import Explainer
+from vitshap.models import wrap
+from vitshap.training.values import Evaluator
+
+
+@pytest.fixture(scope="module")
+def explainer() -> Explainer:
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = ViTConfig(image_size=8, patch_size=2, num_channels=1, num_labels=10, initializer_range=0.5, **size)
+    names = list(load_digits().test.class_names)
+    return Explainer(wrap(ViTForImageClassification(config).eval(), class_names=names)).eval()
+
+
+@pytest.fixture(scope="module")
+def judged(explainer: Explainer, tmp_path_factory: pytest.TempPathFactory) -> quality.Judged:
+    evaluate = Evaluator(explainer.surrogate)
+    folder = tmp_path_factory.mktemp("truth")
+    first = quality.judge_by(folder, evaluate, load_digits().test, count=6, budget=2000)
+    again = quality.judge_by(folder, evaluate, load_digits().test, count=6, budget=2000)
+    assert torch.equal(first.truth.values, again.truth.values)
+    return first
+
+
+def test_exact_values_agree_and_an_untrained_explainer_does_not(explainer: Explainer, judged: quality.Judged) -> None:
+    right = exact(explainer.surrogate.game(judged.pixels)).values
+    found = quality.agreement(right, judged.truth, judged.labels)
+    assert found["target"] == pytest.approx(1, abs=0.02)
+    assert found["others"] == pytest.approx(1, abs=0.02)
+    assert found["raw_target"] <= found["target"]
+    untrained = quality.agreement(explainer(judged.pixels).values, judged.truth, judged.labels)
+    assert abs(untrained["target"]) < 0.7
+
+
+def test_images_are_spread_over_the_split(explainer: Explainer) -> None:
+    test = load_digits().test
+    pixels, labels = quality.spread_out(explainer.surrogate, test, 3)
+    assert labels.tolist() == [int(test.labels[i]) for i in (0, 179, 359)]
+    assert torch.equal(pixels[1], test[179][0])
+
+
+def test_areas_of_an_untrained_explainer_are_near_those_of_chance(explainer: Explainer) -> None:
+    pixels, labels = quality.spread_out(explainer.surrogate, load_digits().test, 30)
+    found = quality.areas(Evaluator(explainer.surrogate), explainer, pixels, labels)
+    assert set(found) == {"insertion", "others_insertion", "deletion", "random_insertion", "random_deletion"}
+    assert found["insertion"] == pytest.approx(found["random_insertion"], abs=0.15)
+
+
+def test_other_classes_are_refused(explainer: Explainer, tmp_path: Path) -> None:
+    from PIL import Image
+
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for i in range(4):
+            Image.new("L", (8, 8), 40 * i).save(tmp_path / name / f"{i}.png")
+    with pytest.raises(ValueError, match="cat"):
+        quality.open_data(explainer, tmp_path)
+
+
+def test_variants_have_equal_evaluations_and_the_command_trains_them(explainer: Explainer, tmp_path: Path) -> None:
+    chosen = explainers.variants(views=2, coalitions=32)
+    paper = chosen["paper"]
+    assert paper.procedure == "paper"
+    assert paper.loop.epochs == 2  # of 32 coalitions and the full one
+    explainer.save_pretrained(tmp_path / "bundle")
+    words = ["bench", "ablation", str(tmp_path / "bundle"), "digits", "--truth", str(tmp_path / "truth")]
+    options = ["--images", "2", "--budget", "300", "--views", "1", "--only", "5,7", "--device", "cpu"]
+    result = CliRunner().invoke(app, [*words, *options])
+    assert result.exit_code == 0, result.output
+    assert result.output.count("41,481 evaluations") == 2
