@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 from typer.testing import CliRunner
 
-from vitshap import Explanation, __version__, demo
+from vitshap import __version__
 from vitshap.bench import coalitions as bench
 from vitshap.bench import machine
 from vitshap.cli import app
@@ -58,15 +57,6 @@ def test_threads_are_put_back() -> None:
     with machine.threads(before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
-
-
-def test_demo_draws_exact_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "EXPLAINED", 1)
-    demo.run(tmp_path, Console(quiet=True), epochs=2)
-    explanation = Explanation.load(tmp_path / "exact.safetensors")
-    assert explanation.values.shape == (1, 16, 10)
-    assert explanation.efficiency_gap().abs().max() < 1e-5
-    assert (tmp_path / "digit-0.png").stat().st_size > 10_000
 
 
 @pytest.mark.long

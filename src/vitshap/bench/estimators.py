@@ -15,11 +15,10 @@ from math import exp, log
 from typing import TypeAlias
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
-from vitshap import demo
 from vitshap.analytic import random_unanimity
+from vitshap.bench import digit_net
 from vitshap.coalitions import all_coalitions
 from vitshap.data import load_digits
 from vitshap.estimators.exact import exact
@@ -129,7 +128,7 @@ def digit_tables(number: int) -> Tensor:
     """Values of all coalitions of unseen digits, float64 ``[number, 65536, 10]``."""
     torch.manual_seed(0)
     digits = load_digits()
-    model = demo.train(digits, Console(quiet=True), epochs=40)
+    model = digit_net.train(digits)
     images = torch.stack([digits.test[i][0] for i in range(number)])
     return model.game(images)(all_coalitions(model.num_players)).double()
 

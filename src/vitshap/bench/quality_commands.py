@@ -1,0 +1,181 @@
+"""Subcommands of ``vitshap bench`` that measure how good estimates and explainers are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from vitshap.bench.command import app, console, device_named, write_json
+
+
+@app.command("estimators")
+def bench_estimators(
+    seeds: Annotated[int, typer.Option(min=1, help="Repetitions of ours and shapiq's estimators.")] = 20,
+    captum_seeds: Annotated[int, typer.Option(min=1, help="Repetitions of captum's, which are slow.")] = 5,
+    digits: Annotated[int, typer.Option(min=0, help="Digits to compare on, after a minute of training.")] = 5,
+    out: Annotated[Path | None, typer.Option(help="Also write every run as JSON.")] = None,
+) -> None:
+    """Evaluations to a given error: ours, shapiq's and captum's estimators, on analytic games and on digits."""
+    from statistics import geometric_mean
+
+    from vitshap.bench import estimators
+
+    errors = (0.2, 0.1, 0.05, 0.03)
+    groups = estimators.compare_all(seeds=seeds, captum_seeds=captum_seeds, digits=digits)
+    for title, rows in groups.items():
+        table = Table(title=f"{title}: evaluations to a relative error, geometric mean", title_justify="left")
+        for heading in ("estimator", *map(str, errors)):
+            table.add_column(heading, justify="left" if heading == "estimator" else "right")
+        needed = [estimators.evaluations_to_error(rows, error) for error in errors]
+        for name in dict.fromkeys(row.estimator for row in rows):
+            means = (geometric_mean([n for (_, own), n in found.items() if own == name]) for found in needed)
+            table.add_row(name, *(f"{mean:,.0f}" for mean in means))
+        ratios = (estimators.ours_over_theirs(rows, error)[0] for error in errors)
+        table.add_row("kernelshap / best of theirs on each game", *(f"{ratio:.2f}" for ratio in ratios))
+        console.print(table)
+    write_json(out, {title: [vars(row) for row in rows] for title, rows in groups.items()})
+
+
+@app.command("convergence")
+def bench_convergence(
+    data: Annotated[Path, typer.Argument(help="Folder of images.")],
+    weights: Annotated[Path, typer.Option(help="Safetensors file with the weights of the timm net.")],
+    net: Annotated[str, typer.Option(help="Name of a timm net.")] = "deit_tiny_patch16_224",
+    classes: Annotated[str, typer.Option(help="Rows of its head to keep, comma-separated; empty: all.")] = "",
+    images: Annotated[int, typer.Option(min=1, help="Images, the first in the order of their names.")] = 20,
+    budgets: Annotated[str, typer.Option(help="Evaluations per image, comma-separated.")] = "4096,16384,32000,40000",
+    reference: Annotated[int, typer.Option(help="Evaluations per image of the reference.")] = 1_048_576,
+    threshold: Annotated[float, typer.Option(help="Error over range at which an image has converged.")] = 0.1,
+    rivals: Annotated[bool, typer.Option(help="Also balanced and plain KernelSHAP, and permutations.")] = True,
+    compiled: Annotated[bool, typer.Option(help="Compile the packed evaluation.")] = False,
+    device: Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
+) -> None:
+    """Evaluations and seconds per image until its Shapley values are known: threshold, reliability, correlation."""
+    from vitshap.bench import convergence
+    from vitshap.bench.machine import describe
+
+    where = device_named(device)
+    model, pixels = convergence.load(net, weights, [int(c) for c in classes.split(",") if c], data, images, where)
+    if compiled:
+        model.compile()
+
+    def game_of(part: slice) -> Any:
+        return model.game(pixels[part])
+
+    reached = convergence.measure_threshold(game_of, len(pixels), threshold, budget=2**18)
+    used, seconds = sorted(reached.evaluations), sorted(reached.seconds)
+    console.print(
+        f"error/range < {threshold:g} for every class: {sum(reached.converged)} of {len(used)} images, evaluations "
+        f"median {used[len(used) // 2]:,} (most {used[-1]:,}), seconds median {seconds[len(used) // 2]:.2f} "
+        f"(most {seconds[-1]:.2f})"
+    )
+    lines = convergence.measure_budgets(
+        game_of,
+        len(pixels),
+        [int(b) for b in budgets.split(",")],
+        reference=reference,
+        estimators=list(convergence.ESTIMATORS)[: None if rivals else 1],
+        note=lambda line: console.print(f"{line.estimator} {line.budget:,}: correlation {line.correlation:.4f}"),
+    )
+    table = Table(title=f"{net}, {len(pixels)} images, {describe(where)}", title_justify="left")
+    for heading in ("estimator", "evaluations", "s/image", "reliability", "others", "correlation", "others"):
+        table.add_column(heading, justify="left" if heading == "estimator" else "right")
+    for line in lines:
+        ratios = (line.reliability, line.reliability_other, line.correlation, line.correlation_other)
+        table.add_row(line.estimator, f"{line.budget:,}", f"{line.seconds:.3f}", *(f"{r:.4f}" for r in ratios))
+    console.print(table)
+    write_json(out, {"machine": describe(where), "lines": [vars(line) for line in lines], "threshold": vars(reached)})
+
+
+@app.command("quality")
+def bench_quality(
+    bundle: Annotated[str, typer.Argument(help="Bundle: a folder, a shipped name or a hub id.")],
+    data: Annotated[Path, typer.Argument(help="Folder or archive of images with the bundle's classes.")],
+    truth: Annotated[Path, typer.Option(help="Folder for the converged values, or with those of an earlier run.")],
+    layout: Annotated[str, typer.Option(help="How the data is laid out; see `vitshap train`.")] = "auto",
+    cache: Annotated[Path | None, typer.Option(help="Where archives are unpacked.")] = None,
+    images: Annotated[int, typer.Option(min=1, help="Test images whose values are computed.")] = 100,
+    budget: Annotated[int, typer.Option(min=100, help="Evaluations per image.")] = 65_536,
+    curves: Annotated[int, typer.Option(min=0, help="Test images for insertion and deletion.")] = 1000,
+    compiled: Annotated[bool, typer.Option(help="Compile the evaluation of coalitions (GPU).")] = False,
+    device: Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
+) -> None:
+    """Correlation of an explainer with converged Shapley values, its insertion and deletion, on test images."""
+    from vitshap.bench import quality
+    from vitshap.bench.machine import describe
+    from vitshap.explainers import Explainer
+    from vitshap.training.values import Evaluator
+
+    where = device_named(device)
+    explainer = Explainer.from_pretrained(bundle, device=where)
+    test = quality.open_data(explainer, data, layout=layout, cache=cache).test
+    evaluate = Evaluator(explainer.surrogate, compiled=compiled)
+    judged = quality.judge_by(truth, evaluate, test, count=images, budget=budget)
+    found = quality.agreement(explainer(judged.pixels).values, judged.truth, judged.labels)
+    if curves:
+        found |= quality.areas(evaluate, explainer, *quality.spread_out(explainer.surrogate, test, curves))
+    table = Table(title=f"{bundle}, {len(judged.labels)} test images, {describe(where)}", title_justify="left")
+    for heading in ("measure", "value"):
+        table.add_column(heading, justify="left" if heading == "measure" else "right")
+    for name, value in found.items():
+        table.add_row(name.replace("_", " "), f"{value:.4f}")
+    console.print(table)
+    write_json(out, {"machine": describe(where), "budget": budget, **found})
+
+
+@app.command("ablation")
+def bench_ablation(
+    bundle: Annotated[str, typer.Argument(help="Bundle whose surrogate is explained anew.")],
+    data: Annotated[Path, typer.Argument(help="Folder or archive of images with the bundle's classes.")],
+    truth: Annotated[Path, typer.Option(help="Folder for the converged values, or with those of an earlier run.")],
+    layout: Annotated[str, typer.Option(help="How the data is laid out; see `vitshap train`.")] = "auto",
+    cache: Annotated[Path | None, typer.Option(help="Where archives are unpacked.")] = None,
+    images: Annotated[int, typer.Option(min=1, help="Test images whose values are computed.")] = 100,
+    budget: Annotated[int, typer.Option(min=100, help="Evaluations per image.")] = 65_536,
+    views: Annotated[int, typer.Option(min=1, help="Views of every training image.")] = 10,
+    coalitions: Annotated[int, typer.Option(min=4, help="Evaluations per view.")] = 32,
+    only: Annotated[str, typer.Option(help="Numbers of variants, comma-separated, in order; empty: all.")] = "",
+    compiled: Annotated[bool, typer.Option(help="Compile the evaluation of coalitions (GPU).")] = False,
+    device: Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON, after every variant.")] = None,
+) -> None:
+    """What carries an explainer beyond the paper's procedure: each step alone and together, at equal evaluations."""
+    from tempfile import TemporaryDirectory
+
+    from vitshap.bench import explainers, quality
+    from vitshap.bench.machine import describe
+    from vitshap.data import open_pixels
+    from vitshap.explainers import Explainer
+    from vitshap.training.values import Evaluator
+
+    where = device_named(device)
+    surrogate = Explainer.from_pretrained(bundle, device=where).surrogate
+    splits = quality.open_data(Explainer(surrogate), data, layout=layout, cache=cache)
+    judged = quality.judge_by(truth, Evaluator(surrogate), splits.test, count=images, budget=budget)
+    train, val = (open_pixels(part, surrogate.preprocess, device=where) for part in splits[:2])
+    named = list(explainers.variants(views, coalitions).items())
+    chosen = dict(named if not only else (named[int(number)] for number in only.split(",")))
+    lines: list[dict[str, Any]] = []
+    with TemporaryDirectory() as folder:
+        for line in explainers.ablate(
+            surrogate,
+            train,
+            val,
+            lambda one: quality.agreement(one(judged.pixels).values, judged.truth, judged.labels),
+            chosen,
+            Path(folder),
+            compiled=compiled,
+        ):
+            console.print(
+                f"{line.variant}: {line.evaluations:,} evaluations, {line.values_seconds:.0f} + "
+                f"{line.training_seconds:.0f} s, correlation "
+                f"{line.scores['target']:.3f} target, {line.scores['others']:.3f} others",
+                highlight=False,
+            )
+            lines.append(vars(line))
+            write_json(out, {"machine": describe(where), "lines": lines})
