@@ -31,6 +31,8 @@ from vitshap.training.board import Board
 BEST = "best.safetensors"
 LOG = "log.jsonl"
 SAVE_SECONDS = 30
+LINES = 20
+"""About so many epochs are printed; the log has all."""
 
 
 class TrainingDiverged(RuntimeError):
@@ -186,7 +188,8 @@ class _Run:
         if self.accelerator.is_main_process:
             _write_text(self.folder / LOG, "".join(json.dumps(line) + "\n" for line in self.state.history))
             self.board.add(record)
-        self.console.print(", ".join(f"{k} {v:.4g}" for k, v in record.items()) + (" (best)" if better else ""))
+        if epoch % max(1, self.config.epochs // LINES) == 0 or self.state.step == self.total_steps:
+            self.console.print(", ".join(f"{k} {v:.4g}" for k, v in record.items()) + (" (best)" if better else ""))
 
     def _out_of_patience(self) -> bool:
         patience = self.config.patience

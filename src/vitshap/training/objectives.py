@@ -60,13 +60,3 @@ def explainer_loss(values: Tensor, coalitions: Coalitions, worth: Tensor, base: 
 def uniform_explanation(base: Tensor, full: Tensor, d: int) -> Tensor:
     """The explanation that knows nothing, ``(v(1) - v(0)) / d`` for every player: ``[B, d, K]``."""
     return ((full - base) / d)[:, None].expand(-1, d, -1)
-
-
-def error_bound(loss: float | Tensor, optimum: float | Tensor, harmonic: float) -> Tensor:
-    """Theorem 1: the mean Euclidean distance to the Shapley values is at most ``sqrt(2 H_{d-1} (L - L*))``.
-
-    ``loss`` and ``optimum`` are on the unscaled objective (that of ``explainer_loss`` divided by d), summed over nothing:
-    one class at a time, or means over classes. ``optimum=0`` gives a valid, looser bound.
-    """
-    excess = torch.as_tensor(loss, dtype=torch.float64) - torch.as_tensor(optimum, dtype=torch.float64)
-    return (2 * harmonic * excess.clamp(min=0)).sqrt()
