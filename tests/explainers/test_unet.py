@@ -29,12 +29,13 @@ def test_any_size_works_and_no_image_sees_its_batch(
 ) -> None:
     torch.manual_seed(0)
     size = (grid[0] * patch[0], grid[1] * patch[1])
-    unet = UNet(channels, size, grid, width=16, depth=depth).train()  # in training mode too
-    images = torch.randn(4, channels, *size)
+    # in training mode too; in float64, for the norm of a group that hardly varies magnifies rounding
+    unet = UNet(channels, size, grid, width=16, depth=depth).double().train()
+    images = torch.randn(4, channels, *size, dtype=torch.float64)
     together = unet(images)
     assert together.shape == (4, grid[0] * grid[1], 16)
     order = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=5))
-    torch.testing.assert_close(unet(images[order]), together[order], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(unet(images[order]), together[order], rtol=1e-9, atol=1e-9)
     together.square().sum().backward()
     assert [n for n, p in unet.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()] == []
 

@@ -60,7 +60,13 @@ def read_yaml(text: str, where: str) -> Any:
 
 def write_yaml(path: Path, plain: Mapping[str, Any]) -> None:
     """Plain values as a file that ``read_yaml`` gives back."""
-    path.write_text(yaml.safe_dump(dict(plain), sort_keys=False, allow_unicode=True, width=110))
+    path.write_text(to_yaml(plain), encoding="utf-8")
+
+
+def to_yaml(plain: Mapping[str, Any]) -> str:
+    """As text that ``read_yaml`` gives back. Letters beyond ASCII are escaped: YAML takes some of them for line breaks."""
+    text: str = yaml.safe_dump(dict(plain), sort_keys=False, width=110)
+    return text
 
 
 def from_plain(default: T, plain: Any, path: str = "") -> T:
