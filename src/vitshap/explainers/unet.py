@@ -37,7 +37,7 @@ class UNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """``[B, C, H, W] -> [B, N, width]``."""
-        maps = images.float()
+        maps = images.to(next(self.parameters()).dtype)  # whatever the explained net takes
         skips: list[Tensor] = []
         for block in self.down:
             maps = block(F.max_pool2d(maps, 2) if skips else maps)
