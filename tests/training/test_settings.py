@@ -116,6 +116,7 @@ def test_yaml_as_people_write_it() -> None:
 
 @given(st.floats(allow_nan=False, allow_infinity=False), st.integers(), st.text(), st.booleans())
 @example(0.0, 0, "\x85", False)  # a line break to YAML
+@example(0.0, 0, "0E0", False)  # a number to the loader
 def test_to_plain_and_yaml_are_undone(rate: float, epochs: int, name: str, flag: bool) -> None:
     made = Outer(name, flag, "paper", Inner(epochs, rate), None, (rate, 1.0), epochs)
     assert from_plain(Outer(), read_yaml(to_yaml(to_plain(made)), "here")) == made

@@ -47,6 +47,13 @@ _Loader.add_implicit_resolver(
 )
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes what the loader would take for a number."""
+
+
+_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+
 def read_yaml(text: str, where: str) -> Any:
     """The plain values in a text; ``where`` it comes from is named in errors."""
     try:
@@ -65,7 +72,7 @@ def write_yaml(path: Path, plain: Mapping[str, Any]) -> None:
 
 def to_yaml(plain: Mapping[str, Any]) -> str:
     """As text that ``read_yaml`` gives back. Letters beyond ASCII are escaped: YAML takes some of them for line breaks."""
-    text: str = yaml.safe_dump(dict(plain), sort_keys=False, width=110)
+    text: str = yaml.dump(dict(plain), Dumper=_Dumper, sort_keys=False, width=110)
     return text
 
 
