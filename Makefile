@@ -11,7 +11,7 @@ demo: .venv/core
 	$(BIN)/python -m vitshap demo
 
 test: .venv/dev lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --hypothesis-profile=repeatable
 
 test-long: .venv/dev
 	$(BIN)/python -m pytest -m "long or not long"
