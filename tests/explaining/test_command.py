@@ -302,15 +302,23 @@ def test_an_interrupted_run_leaves_a_whole_report(home: Path, bundle: Path) -> N
         "2",
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [*command, "--no-heatmaps"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    errors = home / "errors.txt"  # a file: a pipe that nobody reads fills up and stops the process
+    with (
+        errors.open("w") as stderr,
+        subprocess.Popen(
+            [*command, "--no-heatmaps"],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env=environment,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+        ) as process,
+    ):
         assert process.stdout is not None
-        assert process.stderr is not None
         lines = [process.stdout.readline() for _ in range(5)]
         process.send_signal(signal.SIGINT)
         lines += process.stdout.readlines()
-        said = process.stderr.read()
+    said = errors.read_text()
     assert process.returncode == 130, said
     assert "Traceback" not in said
     report = (home / "vitshap-output" / "report.html").read_text()
