@@ -67,7 +67,7 @@ def test_other_classes_are_refused(explainer: Explainer, tmp_path: Path) -> None
         for i in range(4):
             Image.new("L", (8, 8), 40 * i).save(tmp_path / name / f"{i}.png")
     with pytest.raises(ValueError, match="cat"):
-        quality.open_data(explainer, tmp_path)
+        quality.open_data(explainer.surrogate, tmp_path)
 
 
 def test_variants_have_equal_evaluations_and_the_command_trains_them(explainer: Explainer, tmp_path: Path) -> None:

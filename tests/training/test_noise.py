@@ -15,7 +15,6 @@ from vitshap.training.noise import (
     inverse_noise,
     pilot,
     residuals,
-    shapley_plan,
 )
 
 D = 6
@@ -168,6 +167,6 @@ def test_weights_fall_with_noise_and_are_bounded() -> None:
 def test_pairs_of_the_shapley_kernel_have_one_weight() -> None:
     drawn = shapley_kernel(D).sample(40, paired=True, generator=torch.Generator().manual_seed(0))[None]
     zero = torch.zeros(1, 2)
-    left = residuals(shapley_plan(D), drawn, torch.zeros(1, 40, 2), zero, zero)
+    left = residuals(_plan(shapley_kernel(D), paired=True), drawn, torch.zeros(1, 40, 2), zero, zero)
     assert left.values.shape == (1, 20, 2)
     assert float(left.weights.max() - left.weights.min()) < 1e-5

@@ -33,12 +33,12 @@ class Judged(NamedTuple):
     truth: truth.Truth
 
 
-def open_data(explainer: Explainer, source: str | Path, *, layout: str = "auto", cache: Path | None = None) -> Splits:
-    """The data that the explainer is measured on; its classes must be the surrogate's."""
-    splits = load_data(source, layout=layout, cache=cache, channels=explainer.surrogate.adapter.channels)
-    known = explainer.surrogate.class_names
+def open_data(surrogate: MaskedModel, source: str | Path, *, layout: str = "auto", cache: Path | None = None) -> Splits:
+    """The data that an explainer is measured on; its classes must be the surrogate's."""
+    splits = load_data(source, layout=layout, cache=cache, channels=surrogate.adapter.channels)
+    known = surrogate.class_names
     if known is not None and list(splits.test.class_names) != list(known):
-        raise ValueError(f"the data has the classes {list(splits.test.class_names)}, the explainer {list(known)}")
+        raise ValueError(f"the data has the classes {list(splits.test.class_names)}, the surrogate {list(known)}")
     return splits
 
 

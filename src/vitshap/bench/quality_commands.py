@@ -10,6 +10,16 @@ from rich.table import Table
 
 from vitshap.bench.command import app, console, device_named, write_json
 
+# Options that `quality` and `ablation` share
+Data = Annotated[Path, typer.Argument(help="Folder or archive of images with the bundle's classes.")]
+TruthFolder = Annotated[Path, typer.Option(help="Folder for the converged values, or with those of an earlier run.")]
+Layout = Annotated[str, typer.Option(help="How the data is laid out; see `vitshap train`.")]
+Cache = Annotated[Path | None, typer.Option(help="Where archives are unpacked.")]
+Judged = Annotated[int, typer.Option(min=1, help="Test images whose values are computed.")]
+Budget = Annotated[int, typer.Option(min=100, help="Evaluations per image.")]
+Compiled = Annotated[bool, typer.Option(help="Compile the evaluation of coalitions (GPU).")]
+Device = Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")]
+
 
 @app.command("estimators")
 def bench_estimators(
@@ -51,7 +61,7 @@ def bench_convergence(
     threshold: Annotated[float, typer.Option(help="Error over range at which an image has converged.")] = 0.1,
     rivals: Annotated[bool, typer.Option(help="Also balanced and plain KernelSHAP, and permutations.")] = True,
     compiled: Annotated[bool, typer.Option(help="Compile the packed evaluation.")] = False,
-    device: Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")] = "auto",
+    device: Device = "auto",
     out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
 ) -> None:
     """Evaluations and seconds per image until its Shapley values are known: threshold, reliability, correlation."""
@@ -94,15 +104,15 @@ def bench_convergence(
 @app.command("quality")
 def bench_quality(
     bundle: Annotated[str, typer.Argument(help="Bundle: a folder, a shipped name or a hub id.")],
-    data: Annotated[Path, typer.Argument(help="Folder or archive of images with the bundle's classes.")],
-    truth: Annotated[Path, typer.Option(help="Folder for the converged values, or with those of an earlier run.")],
-    layout: Annotated[str, typer.Option(help="How the data is laid out; see `vitshap train`.")] = "auto",
-    cache: Annotated[Path | None, typer.Option(help="Where archives are unpacked.")] = None,
-    images: Annotated[int, typer.Option(min=1, help="Test images whose values are computed.")] = 100,
-    budget: Annotated[int, typer.Option(min=100, help="Evaluations per image.")] = 65_536,
+    data: Data,
+    truth: TruthFolder,
+    layout: Layout = "auto",
+    cache: Cache = None,
+    images: Judged = 100,
+    budget: Budget = 65_536,
     curves: Annotated[int, typer.Option(min=0, help="Test images for insertion and deletion.")] = 1000,
-    compiled: Annotated[bool, typer.Option(help="Compile the evaluation of coalitions (GPU).")] = False,
-    device: Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")] = "auto",
+    compiled: Compiled = False,
+    device: Device = "auto",
     out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
 ) -> None:
     """Correlation of an explainer with converged Shapley values, its insertion and deletion, on test images."""
@@ -113,7 +123,7 @@ def bench_quality(
 
     where = device_named(device)
     explainer = Explainer.from_pretrained(bundle, device=where)
-    test = quality.open_data(explainer, data, layout=layout, cache=cache).test
+    test = quality.open_data(explainer.surrogate, data, layout=layout, cache=cache).test
     evaluate = Evaluator(explainer.surrogate, compiled=compiled)
     judged = quality.judge_by(truth, evaluate, test, count=images, budget=budget)
     found = quality.agreement(explainer(judged.pixels).values, judged.truth, judged.labels)
@@ -131,17 +141,17 @@ def bench_quality(
 @app.command("ablation")
 def bench_ablation(
     bundle: Annotated[str, typer.Argument(help="Bundle whose surrogate is explained anew.")],
-    data: Annotated[Path, typer.Argument(help="Folder or archive of images with the bundle's classes.")],
-    truth: Annotated[Path, typer.Option(help="Folder for the converged values, or with those of an earlier run.")],
-    layout: Annotated[str, typer.Option(help="How the data is laid out; see `vitshap train`.")] = "auto",
-    cache: Annotated[Path | None, typer.Option(help="Where archives are unpacked.")] = None,
-    images: Annotated[int, typer.Option(min=1, help="Test images whose values are computed.")] = 100,
-    budget: Annotated[int, typer.Option(min=100, help="Evaluations per image.")] = 65_536,
+    data: Data,
+    truth: TruthFolder,
+    layout: Layout = "auto",
+    cache: Cache = None,
+    images: Judged = 100,
+    budget: Budget = 65_536,
     views: Annotated[int, typer.Option(min=1, help="Views of every training image.")] = 10,
     coalitions: Annotated[int, typer.Option(min=4, help="Evaluations per view.")] = 32,
     only: Annotated[str, typer.Option(help="Numbers of variants, comma-separated, in order; empty: all.")] = "",
-    compiled: Annotated[bool, typer.Option(help="Compile the evaluation of coalitions (GPU).")] = False,
-    device: Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")] = "auto",
+    compiled: Compiled = False,
+    device: Device = "auto",
     out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON, after every variant.")] = None,
 ) -> None:
     """What carries an explainer beyond the paper's procedure: each step alone and together, at equal evaluations."""
@@ -155,7 +165,7 @@ def bench_ablation(
 
     where = device_named(device)
     surrogate = Explainer.from_pretrained(bundle, device=where).surrogate
-    splits = quality.open_data(Explainer(surrogate), data, layout=layout, cache=cache)
+    splits = quality.open_data(surrogate, data, layout=layout, cache=cache)
     judged = quality.judge_by(truth, Evaluator(surrogate), splits.test, count=images, budget=budget)
     train, val = (open_pixels(part, surrogate.preprocess, device=where) for part in splits[:2])
     named = list(explainers.variants(views, coalitions).items())

@@ -114,9 +114,9 @@ def hold_out(
 
 def make_store(evaluate: Evaluator, images: Images, config: ValuesConfig) -> ValueStore:
     """The values that ``config`` asks for; computed when they are met, but for the pilot's."""
-    plan = plan_evaluations(evaluate, images, config, seed=images.seed)
-    memory = None if config.memory_gib is None else int(config.memory_gib * 2**30)
     null = null_values(evaluate, images)
+    plan = plan_evaluations(evaluate, images, config, null)
+    memory = None if config.memory_gib is None else int(config.memory_gib * 2**30)
     return ValueStore(evaluate, images, plan, null, views=config.views, coalitions=config.coalitions, memory=memory)
 
 
@@ -130,18 +130,21 @@ def network_config(config: ExplainerTraining, num_players: int) -> ExplainerConf
     return ExplainerConfig(tanh=False, output_scale=2 / num_players)
 
 
-def plan_evaluations(evaluate: Evaluator, images: Images, config: ValuesConfig, *, seed: int) -> Plan:
-    """What a pilot on a few images (at most a fiftieth of the evaluations) finds best, or pairs from the Shapley kernel."""
+def plan_evaluations(evaluate: Evaluator, images: Images, config: ValuesConfig, null: Tensor) -> Plan:
+    """What a pilot on a few images (at most a fiftieth of the evaluations) finds best, or pairs from the Shapley kernel.
+
+    ``null``: v(0) ``[1, K]``.
+    """
     d = evaluate.model.num_players
     fixed = shapley_kernel(d) if config.allocation == "shapley" else None
     affordable = config.views * len(images) * config.coalitions // 50
 
     def values(coalitions: Coalitions) -> tuple[Tensor, Tensor, Tensor]:
-        return pilot_values(
-            evaluate, images, coalitions, count=max(4, min(PILOT_IMAGES, affordable // len(coalitions)))
-        )
+        count = max(4, min(PILOT_IMAGES, affordable // len(coalitions)))
+        full, worth = pilot_values(evaluate, images, coalitions, count=count)
+        return worth, null.expand_as(full), full
 
-    return pilot(values, d, seed=seed, repeats=PILOT_REPEATS, fixed=fixed)
+    return pilot(values, d, seed=images.seed, repeats=PILOT_REPEATS, fixed=fixed)
 
 
 def _paper_task(explainer: Explainer, images: Images, held_out: HeldOut, config: ExplainerTraining) -> Task:
@@ -160,7 +163,7 @@ def _paper_task(explainer: Explainer, images: Images, held_out: HeldOut, config:
 
 def _values_task(explainer: Explainer, store: ValueStore, held_out: HeldOut, config: ExplainerTraining) -> Task:
     def batches(order: Iterable[Tensor], epoch: int) -> Iterator[tuple[Tensor, ...]]:
-        return iter(store.batches(list(order), epoch % store.views))
+        return store.batches(list(order), epoch % store.views)
 
     def validate() -> dict[str, float]:
         return held_out.losses(explainer, config.validation_batch)

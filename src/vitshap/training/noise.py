@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -50,6 +51,18 @@ class Plan:
     relative_noise: dict[str, float] = field(default_factory=dict)
     """Variance per evaluation, relative to Shapley-kernel pairs: for each way that was considered."""
 
+    @cached_property
+    def weights(self) -> Tensor:
+        """a(k) of every size, float64 ``[d + 1]``; infinite where a size is never drawn."""
+        d = self.law.num_players
+        size = torch.arange(d + 1, dtype=torch.float64)
+        inverse: Tensor = 1 / (size * (d - size) / d * self.law.size_probabilities)
+        return inverse.to(self.curve.device)
+
+    def on(self, device: torch.device) -> Plan:
+        """The same with what every step reads on ``device``; the law, which is drawn from, stays where it is."""
+        return replace(self, curve=self.curve.to(device), class_noise=self.class_noise.to(device))
+
 
 @dataclass(frozen=True, eq=False)
 class Residuals:
@@ -77,12 +90,6 @@ class Residuals:
         return self.weights[..., None] * misfit.square()
 
 
-def shapley_plan(d: int) -> Plan:
-    """Pairs from the Shapley kernel and no knowledge: what the paper evaluates."""
-    straight = torch.linspace(0, 1, d + 1, dtype=torch.float64)
-    return Plan(shapley_kernel(d), True, straight, 1.0, torch.ones(1))
-
-
 def residuals(
     plan: Plan, coalitions: Coalitions, worth: Tensor, base: Tensor, full: Tensor, *, size_effect: bool = True
 ) -> Residuals:
@@ -97,8 +104,7 @@ def residuals(
     centred = coalitions.to(left.dtype) - (sizes / d)[..., None]
     if size_effect:
         left = _without_curve(left, sizes, d, odd=plan.paired)
-    spread = sizes * (d - sizes) / d  # |centred|^2
-    weights = 1 / (spread * plan.law.size_probabilities.to(left)[sizes])
+    weights = plan.weights.to(left)[sizes]
     if plan.paired:
         return Residuals(2 * centred, left, weights / 4)
     return Residuals(centred, left, weights)
@@ -212,7 +218,8 @@ def _without_curve(values: Tensor, sizes: Tensor, d: int, *, odd: bool) -> Tenso
     powers = (1, 3) if odd else (0, 1, 2, 3)
     basis = torch.stack([position**p for p in powers], -1).to(values.dtype)  # [B, n, p]
     gram = basis.transpose(1, 2) @ basis + RIDGE * torch.eye(len(powers), device=values.device, dtype=values.dtype)
-    solved = torch.linalg.solve(gram, basis.transpose(1, 2))  # [B, p, n]
+    # A ridge is never singular: without the check a GPU need not be waited for.
+    solved = torch.linalg.solve_ex(gram, basis.transpose(1, 2)).result  # [B, p, n]
     leverage = (basis * solved.transpose(1, 2)).sum(-1)  # [B, n]
     left: Tensor = (values - basis @ (solved @ values)) / (1 - leverage)[..., None]
     return left

@@ -28,14 +28,12 @@ def scores(logits: Tensor, labels: Tensor, output: Output, class_weights: Tensor
 
 
 def cohens_kappa(predicted: Tensor, labels: Tensor) -> float:
-    """Agreement beyond chance: 1 is perfect, 0 is chance."""
-    classes = int(torch.maximum(predicted.max(), labels.max())) + 1
-    table = torch.zeros(classes, classes, dtype=torch.float64)
-    ones = torch.ones(len(labels), dtype=torch.float64)
-    table.index_put_((labels.cpu(), predicted.cpu()), ones, accumulate=True)
-    table /= table.sum()
-    agreed, by_chance = table.trace(), (table.sum(0) * table.sum(1)).sum()
-    return float((agreed - by_chance) / (1 - by_chance)) if by_chance < 1 else 0.0
+    """Agreement beyond chance: 1 is perfect, 0 is chance, also where there is but one class."""
+    from sklearn.metrics import cohen_kappa_score
+
+    if bool((predicted == predicted[0]).all() & (labels == predicted[0]).all()):
+        return 0.0
+    return float(cohen_kappa_score(labels.cpu().numpy(), predicted.cpu().numpy()))
 
 
 def balanced_weights(source: PixelSource, model: MaskedModel) -> Tensor:

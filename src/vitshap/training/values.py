@@ -17,7 +17,7 @@ import torch.distributed as distributed
 from torch import Tensor
 
 from vitshap.coalitions import Coalitions
-from vitshap.data import Batch, CachedPixels, sample_coalitions
+from vitshap.data import CachedPixels, sample_coalitions
 from vitshap.data.pixels import free_bytes
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images, chunks
@@ -93,7 +93,8 @@ class ValueStore:
     ) -> None:
         """``coalitions`` evaluations of each of ``views`` views; ``null``: v(0) ``[1, K]``; ``memory``: bytes, by default
         half of what is free."""
-        self.evaluate, self.images, self.plan, self.null = evaluate, images, plan, null
+        self.evaluate, self.images, self.null = evaluate, images, null
+        self.plan = plan.on(evaluate.model.device)
         self.views, self.coalitions = views, coalitions
         limit = free_bytes(evaluate.model.device) // 2 if memory is None else memory
         self.streamed = not isinstance(images.source, CachedPixels) or self.bytes_per_view > limit
@@ -152,20 +153,19 @@ class ValueStore:
         """How noisy an image's estimates are, ``[N, K]``: guessed from a view of its own that is not trained with."""
         if self._noise is None:
             full, worth = self._computed(NOISE_VIEW)
-            base = self.null.expand_as(full)
-            parts = []
-            for positions, (_, batch) in zip(*self._in_order(), strict=True):
+            base, parts = self.null.expand_as(full), []
+            for positions in chunks(len(full), max(1, ROWS // (self.coalitions + 1))):
                 at = positions.to(full.device)
-                drawn = self.draw(batch.indices, NOISE_VIEW)
+                drawn = self.draw(self._indices(at), NOISE_VIEW)
                 guesses = residuals(self.plan, drawn, worth[at], base[at], full[at]).noise()
                 prior = PRIOR * self.plan.class_noise.to(guesses)
                 parts.append((guesses.sum(1) + prior) / (guesses.shape[1] + PRIOR))
             self._noise = torch.cat(parts)
         return self._noise
 
-    def _in_order(self) -> tuple[list[Tensor], Iterator[tuple[Tensor, Batch]]]:
-        order = chunks(len(self.images), max(1, ROWS // (self.coalitions + 1)))
-        return order, self.images.views(order, NOISE_VIEW)
+    def _indices(self, positions: Tensor) -> Tensor:
+        source = self.images.source
+        return source.kept[positions] if isinstance(source, CachedPixels) else positions
 
     def _positions(self, indices: Tensor) -> Tensor:
         source = self.images.source
@@ -195,17 +195,13 @@ class ValueStore:
         return Worth(full, worth)
 
 
-def pilot_values(
-    evaluate: Evaluator, images: Images, coalitions: Coalitions, *, count: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Values of the same coalitions ``[S, d]`` for some training images: ``[B, S, K]``, with v(0) and v(1)."""
+def pilot_values(evaluate: Evaluator, images: Images, coalitions: Coalitions, *, count: int) -> Worth:
+    """Values of the same coalitions ``[S, d]`` for ``count`` training images."""
     spread_out = torch.linspace(0, len(images) - 1, min(count, len(images))).long()
     found: list[Worth] = []
-    null = null_values(evaluate, images)
     for pixels, _ in images.views(spread_out.split(max(1, ROWS // len(coalitions))), 0):  # type: ignore[no-untyped-call]
         found.append(evaluate(pixels, coalitions.to(pixels.device).expand(len(pixels), -1, -1)))
-    full = torch.cat([one.full for one in found])
-    return torch.cat([one.worth for one in found]), null.expand_as(full), full
+    return Worth(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
 def null_values(evaluate: Evaluator, images: Images) -> Tensor:
