@@ -71,13 +71,16 @@ def test_other_classes_are_refused(explainer: Explainer, tmp_path: Path) -> None
 
 
 def test_variants_have_equal_evaluations_and_the_command_trains_them(explainer: Explainer, tmp_path: Path) -> None:
-    chosen = explainers.variants(views=2, coalitions=32)
+    chosen = explainers.variants(views=2, coalitions=32, num_players=16)
+    alone = [chosen[f"+ {name}"] for name in explainers.STEPS]
+    without = [chosen[f"all but {name}"] for name in explainers.STEPS]
+    assert len(set(map(repr, [*alone, *without, chosen["stored values"], chosen["all together"]]))) == 16
     paper = chosen["paper"]
     assert paper.procedure == "paper"
     assert paper.loop.epochs == 2  # of 32 coalitions and the full one
     explainer.save_pretrained(tmp_path / "bundle")
     words = ["bench", "ablation", str(tmp_path / "bundle"), "digits", "--truth", str(tmp_path / "truth")]
-    options = ["--images", "2", "--budget", "300", "--views", "1", "--only", "5,7", "--device", "cpu"]
+    options = ["--images", "2", "--budget", "300", "--views", "1", "--only", "5,10", "--device", "cpu"]
     result = CliRunner().invoke(app, [*words, *options])
     assert result.exit_code == 0, result.output
     assert result.output.count("41,481 evaluations") == 2

@@ -132,6 +132,30 @@ def test_brightness_and_contrast_are_pils(factor: float) -> None:
     torch.testing.assert_close(bright, theirs, rtol=0, atol=1.5 / 255)
 
 
+def test_half_the_images_get_a_rectangle_of_the_area_that_was_asked_for() -> None:
+    n, side = 2000, 40
+    images, others = torch.zeros(n, 1, side, side), torch.ones(n, 1, side, side)
+    pasting = Augmentation(paste=0.5, paste_area=(0.2, 0.4))
+    made = pasting.pasted(images, others, torch.arange(n), seed=3, epoch=1)
+    share = made.mean((1, 2, 3))
+    assert float((share > 0).float().mean()) == pytest.approx(0.5, abs=0.04)
+    pasted = share[share > 0]
+    assert float(pasted.min()) > 0.2 - 0.05  # whole pixels
+    assert float(pasted.max()) < 0.4 + 0.05
+    assert float(pasted.mean()) == pytest.approx(0.3, abs=0.01)
+    for one in made[share > 0][:20, 0]:
+        rows, columns = one.amax(1), one.amax(0)
+        assert torch.equal(one, rows[:, None] * columns), "a rectangle"
+        for line in (rows, columns):
+            assert int((line[1:] != line[:-1]).sum()) <= 2, "in one piece"
+    covered = made.amax((0, 1))
+    assert all(bool(edge.any()) for edge in (covered[0], covered[-1], covered[:, 0], covered[:, -1]))
+    alone = pasting.pasted(images[7:8], others[7:8], torch.tensor([7]), seed=3, epoch=1)
+    assert torch.equal(alone, made[7:8])
+    partners = pasting.partners(torch.arange(n), 50, seed=3, epoch=1)
+    assert sorted(set(partners.tolist())) == list(range(50))
+
+
 def test_normalisation_and_bytes() -> None:
     pixels = (_images(2) * 255).to(torch.uint8)
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
@@ -159,6 +183,8 @@ def test_values_stay_between_black_and_white() -> None:
         (lambda: Augmentation(horizontal_flip=1.5), "horizontal_flip"),
         (lambda: Augmentation(hue=0.6), "hue"),
         (lambda: Augmentation(crop_scale=(1.2, 0.8)), "crop_scale"),
+        (lambda: Augmentation(paste=-0.1), "paste"),
+        (lambda: Augmentation(paste_area=(0.5, 1.5)), "paste_area"),
         (lambda: Augmentation()(_images(2), torch.arange(3), seed=0, epoch=0, **PLAIN), "as many sample indices"),
         (lambda: Augmentation()(_images(2)[0], torch.arange(3), seed=0, epoch=0, **PLAIN), "B, C, H, W"),
         (lambda: normalised(_images(2).long(), (0.0,), (1.0,)), "uint8 or float"),

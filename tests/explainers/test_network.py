@@ -1,5 +1,6 @@
 """The explainer network on every family of nets."""
 
+import math
 from functools import cache
 from itertools import product
 
@@ -11,7 +12,15 @@ from torch import nn
 
 from tests.models import nets
 from vitshap.explainers import Explainer
-from vitshap.explainers.network import ExplainerConfig, ExplainerNetwork, Trunk, normalised, sum_over_players
+from vitshap.explainers.network import (
+    LARGEST,
+    ExplainerConfig,
+    ExplainerNetwork,
+    Head,
+    Trunk,
+    normalised,
+    sum_over_players,
+)
 from vitshap.models import wrap
 from vitshap.players import blocks, from_labels, patches
 
@@ -46,6 +55,7 @@ ABLATION = [
         for block, train, init, tanh in product([False, True], [False, True], ["surrogate", "scratch"], [False, True])
     ),
     ExplainerConfig(init="classifier"),
+    ExplainerConfig(tanh=False, magnitudes=True),
     ExplainerConfig(trunk="unet"),
     ExplainerConfig(trunk="unet", init="scratch", extra_block=False, train_trunk=False, tanh=False),
 ]
@@ -153,6 +163,24 @@ def test_options_of_the_ablation() -> None:
         assert frozen(pixels, model.players).abs().max() <= 1
         loose = ExplainerNetwork(model, ExplainerConfig(tanh=False, output_scale=50.0))
         assert loose(pixels, model.players).abs().max() > 1
+
+
+def test_magnitudes_begin_alike_and_scale_the_values_of_a_class() -> None:
+    model, pixels = wrap(nets.build("timm ViT")), nets.images("timm ViT")
+    plain, sized = (ExplainerNetwork(model, ExplainerConfig(tanh=False, magnitudes=sizes)) for sizes in (False, True))
+    sized.head.load_state_dict(plain.head.state_dict(), strict=False)
+    with torch.no_grad():
+        values = plain.token_values(pixels)
+        torch.testing.assert_close(sized.token_values(pixels), values)
+        head = sized.head
+        assert isinstance(head, Head)
+        assert isinstance(head.magnitudes, torch.nn.Sequential)
+        last = head.magnitudes[1]
+        assert isinstance(last, torch.nn.Linear)
+        last.bias[1] = 100.0  # far beyond the bound
+        times = torch.ones(values.shape[2])
+        times[1] = math.exp(LARGEST)
+        torch.testing.assert_close(sized.token_values(pixels), values * times)
 
 
 def test_players_of_several_tokens_have_the_sum() -> None:

@@ -109,6 +109,12 @@ def test_an_explainer_that_learns_nothing_says_so(classifier: MaskedModel, digit
     assert "learned nothing" in " ".join(console.export_text().split())
 
 
+def test_a_classifier_refuses_pasted_images(classifier: MaskedModel, digits: Splits) -> None:
+    config = ClassifierTraining(_loop(1, 1e-3), Augmentation(paste=0.5))
+    with pytest.raises(ValueError, match="pasted"):
+        fit_classifier(classifier, digits.train, digits.val, None, config)
+
+
 def test_augmented_training_runs(classifier: MaskedModel, digits: Splits, tmp_path: Path) -> None:
     varied = Augmentation(horizontal_flip=0, vertical_flip=0, jitter=0)
     config = SurrogateTraining(LoopConfig(epochs=1, batch_size=100), varied)

@@ -1,5 +1,7 @@
 """What an explainer learns from: the same optimum under every law, no bias, less noise."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from vitshap.training.noise import (
     inverse_noise,
     pilot,
     residuals,
+    weighted_halves,
 )
 
 D = 6
@@ -91,6 +94,42 @@ def test_labels_have_no_bias(paired: bool, size_effect: bool) -> None:
     variance = labels.var(0).sum(0)
     guessed = left.noise().mean((0, 1)).double() / left.values.shape[1]
     torch.testing.assert_close(guessed, variance, rtol=0.25, atol=0)
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_weights_by_the_other_half_leave_no_bias_and_weights_by_the_own_half_do(paired: bool) -> None:
+    table, views, n = _table(3), 40_000, 24
+    law = shapley_kernel(D) if paired else _law([0.5, 0.2, 0.1, 0.1, 0.1])
+    plan = _plan(law, paired=paired)
+    drawn = law.sample(views * n, paired=paired, generator=torch.Generator().manual_seed(0)).view(views, n, D)
+    base, full = table[:1].expand(views, -1).float(), table[-1:].expand(views, -1).float()
+    left = residuals(plan, drawn, _worth(table, drawn), base, full)
+    plan = replace(plan, typical_noise=float(left.noise().mean()), class_noise=left.noise().mean((0, 1)))
+    centred = _shapley(table) - _shapley(table).mean(0)
+    halves = weighted_halves(left, plan, 1.0)
+
+    def deviation(weights: list[torch.Tensor]) -> float:
+        """Of the weighted mean of labels from the values, in standard errors."""
+        errors = [
+            weight[:, None].double() * (half.labels() - centred)
+            for (half, _), weight in zip(halves, weights, strict=True)
+        ]
+        both = errors[0] + errors[1]
+        return float((both.mean(0) / (both.std(0) / views**0.5)).abs().max())
+
+    own_first, own_second = (weights for _, weights in reversed(halves))
+    assert deviation([weights for _, weights in halves]) < 4.5
+    assert deviation([own_first, own_second]) > 6
+
+
+def test_a_single_unit_is_weighed_by_its_class() -> None:
+    plan = replace(_plan(shapley_kernel(D), paired=False), typical_noise=1.0, class_noise=torch.tensor([1.0, 4.0]))
+    drawn = torch.ones(3, 1, D, dtype=torch.bool)
+    drawn[:, :, 0] = False
+    left = residuals(plan, drawn, torch.randn(3, 1, 2), torch.zeros(3, 2), torch.ones(3, 2))
+    [(whole, weights)] = weighted_halves(left, plan, 1.0)
+    assert whole is left
+    torch.testing.assert_close(weights, inverse_noise(plan.class_noise, 1.0).expand(3, 2))
 
 
 def test_removing_the_size_effect_removes_noise() -> None:

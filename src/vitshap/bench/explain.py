@@ -69,7 +69,9 @@ def build(arch: Arch, device: torch.device) -> tuple[Explainer, str]:
     torch.manual_seed(0)
     surrogate = wrap(build_net("transformers", arch).to(device))
     d = surrogate.num_players
-    return Explainer(surrogate, ExplainerConfig(tanh=False, output_scale=2 / d)).eval(), f"random ViT-{arch}"
+    return Explainer(
+        surrogate, ExplainerConfig(tanh=False, output_scale=2 / d, magnitudes=True)
+    ).eval(), f"random ViT-{arch}"
 
 
 def measure_all(

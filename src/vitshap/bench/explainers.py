@@ -6,7 +6,7 @@ Values of coalitions are computed once per law of sizes and shared by the varian
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from vitshap.data import Augmentation
 from vitshap.explainers import Explainer, ExplainerConfig
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
@@ -39,33 +38,41 @@ class Line:
     scores: dict[str, float]
 
 
-def variants(views: int, coalitions: int, *, passes: int = 2) -> dict[str, ExplainerTraining]:
-    """The steps: each alone on top of the paper's loss on stored values, then together."""
+def variants(views: int, coalitions: int, num_players: int, *, passes: int = 2) -> dict[str, ExplainerTraining]:
+    """The paper's procedure, its loss on stored values, every step alone on top of that, all together, and all but one."""
     loop = LoopConfig(epochs=passes * views, batch_size=256, learning_rate=3e-4, warmup_steps=200, save_every=10**9)
     plain = ValuesConfig(views=views, coalitions=coalitions, size_effect=False, noise_weights=0.0, allocation="shapley")
-    stored = ExplainerTraining(loop=loop, values=plain, network=ExplainerConfig())
-    unit = replace(stored, network=None)
-
-    def on_top(**changes: Any) -> ExplainerTraining:
-        return replace(unit, values=replace(plain, **changes))
-
-    both: dict[str, Any] = {"size_effect": True, "noise_weights": 0.5}
-    pilot = on_top(**both, allocation="pilot")
-    together = replace(pilot, augmentation=Augmentation(vertical_flip=0))
+    authors = ExplainerTraining(loop=loop, values=plain, network=ExplainerConfig())
+    stored = replace(authors, network=ExplainerConfig(tanh=False, output_scale=2 / num_players))
+    whole = STEPS.values()
     paper_epochs = max(1, views * (coalitions + 1) // 33)
     return {
         "paper": ExplainerTraining(procedure="paper", loop=LoopConfig(epochs=paper_epochs, save_every=10**9)),
+        "stored values, tanh": authors,
         "stored values": stored,
-        "stored values, outputs in 2/d": unit,
-        "..., size effect removed": on_top(size_effect=True),
-        "..., noise weights": on_top(noise_weights=0.5),
-        "..., both": on_top(**both),
-        "..., both, sizes by pilot": pilot,
-        "..., both, sizes by pilot, photos upright (all together)": together,
-        "all together, learning rate 1e-3": replace(together, loop=replace(loop, learning_rate=1e-3)),
-        "all together, noise weights 1": replace(together, values=replace(together.values, noise_weights=1.0)),
-        "all together, squared error to labels": replace(together, values=replace(together.values, loss="labels")),
+        **{f"+ {name}": _with(stored, [change]) for name, change in STEPS.items()},
+        "all together": _with(stored, whole),
+        **{f"all but {name}": _with(stored, [c for other, c in STEPS.items() if other != name]) for name in STEPS},
     }
+
+
+STEPS: dict[str, dict[str, Any]] = {
+    "size effect removed": {"values": {"size_effect": True}},
+    "noise weights": {"values": {"noise_weights": ValuesConfig.noise_weights}},
+    "sizes by pilot": {"values": {"allocation": "pilot"}},
+    "magnitudes": {"network": {"magnitudes": True}},
+    "upright photos": {"augmentation": {"vertical_flip": 0.0}},
+    "smaller crops": {"augmentation": {"crop_scale": (0.25, 1.0)}},
+    "pasted rectangles": {"augmentation": {"paste": 0.5}},
+}
+"""What each step changes, by the part of the configuration."""
+
+
+def _with(config: ExplainerTraining, changes: Iterable[dict[str, Any]]) -> ExplainerTraining:
+    for change in changes:
+        parts: dict[str, Any] = {part: replace(getattr(config, part), **to) for part, to in change.items()}
+        config = replace(config, **parts)
+    return config
 
 
 def ablate(
@@ -84,6 +91,7 @@ def ablate(
     unseen = Images(surrogate, val, None, seed=0)
     stores: dict[tuple[Any, ...], ValueStore] = {}
     for number, (name, config) in enumerate(chosen.items()):
+        config = replace(config, compiled=compiled)
         images = Images(surrogate, data, config.augmentation, seed=0)
         started, store = time.perf_counter(), None
         if config.procedure == "values":

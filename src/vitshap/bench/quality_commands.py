@@ -168,7 +168,7 @@ def bench_ablation(
     splits = quality.open_data(surrogate, data, layout=layout, cache=cache)
     judged = quality.judge_by(truth, Evaluator(surrogate), splits.test, count=images, budget=budget)
     train, val = (open_pixels(part, surrogate.preprocess, device=where) for part in splits[:2])
-    named = list(explainers.variants(views, coalitions).items())
+    named = list(explainers.variants(views, coalitions, surrogate.num_players).items())
     chosen = dict(named if not only else (named[int(number)] for number in only.split(",")))
     lines: list[dict[str, Any]] = []
     with TemporaryDirectory() as folder:

@@ -27,6 +27,7 @@ _TRIES = 10
 _ACROSS, _DOWN, _JITTERED, _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE, _LEFT, _TOP, _SCALES = range(10)
 _RATIOS = _SCALES + _TRIES
 _NUMBERS = _RATIOS + _TRIES
+_PARTNER, _PASTED, _AREA, _SHAPE, _PASTE_LEFT, _PASTE_TOP, _PASTE_NUMBERS = range(7)
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,14 @@ class Augmentation:
     """The distance to the pixel's own grey is multiplied by 1 - this to 1 + this."""
     hue: float = 0.1
     """The hue is turned by up to this share of the colour circle, either way."""
+    paste: float = 0.0
+    """Probability that a rectangle of another training image's view covers that part of this one. Not for classifiers: the
+    label stays as it was."""
+    paste_area: tuple[float, float] = (0.1, 0.6)
+    """Least and greatest area of that rectangle, as a share of the image's."""
 
     def __post_init__(self) -> None:
-        for name in ("horizontal_flip", "vertical_flip", "jitter", "brightness", "contrast", "saturation"):
+        for name in ("horizontal_flip", "vertical_flip", "jitter", "brightness", "contrast", "saturation", "paste"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is between 0 and 1, got {getattr(self, name)}")
         if not 0 <= self.hue <= 0.5:
@@ -62,17 +68,43 @@ class Augmentation:
             least, greatest = getattr(self, name)
             if not 0 < least <= greatest:
                 raise ValueError(f"{name} is a pair 0 < least <= greatest, got ({least}, {greatest})")
+        if not 0 < self.paste_area[0] <= self.paste_area[1] <= 1:
+            raise ValueError(f"paste_area is a pair 0 < least <= greatest <= 1, got {self.paste_area}")
 
     def __call__(
-        self, pixels: Tensor, indices: Tensor, *, seed: int, epoch: int, mean: Sequence[float], std: Sequence[float]
+        self,
+        pixels: Tensor,
+        indices: Tensor,
+        *,
+        seed: int,
+        epoch: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        purpose: str = "augmentation",
     ) -> Tensor:
         """Varied and normalised images, float32 ``[B, C, H, W]``, of uint8 or float 0..1 ``[B, C, H, W]``."""
         unit = _unit_range(pixels)
         if indices.shape != pixels.shape[:1]:
             raise ValueError(f"{len(pixels)} images need as many sample indices, got {list(indices.shape)}")
-        keys = sample_keys("augmentation", indices.to(pixels.device), seed=seed, epoch=epoch)
+        keys = sample_keys(purpose, indices.to(pixels.device), seed=seed, epoch=epoch)
         numbers = uniforms(keys, _NUMBERS)  # [B, numbers]
         return _normalised(self._jittered(self._warped(unit, numbers), numbers), mean, std)
+
+    def partners(self, indices: Tensor, count: int, *, seed: int, epoch: int) -> Tensor:
+        """Position among ``count`` images of the one that is pasted into each sample, int64 ``[B]``."""
+        return (_paste_numbers(indices, seed, epoch)[:, _PARTNER] * count).long()
+
+    def pasted(self, images: Tensor, others: Tensor, indices: Tensor, *, seed: int, epoch: int) -> Tensor:
+        """``images`` with a rectangle of ``others`` (their partners' views) in those samples that have one."""
+        numbers = _paste_numbers(indices.to(images.device), seed, epoch)
+        area = _between(numbers[:, _AREA], *self.paste_area)
+        log_ratio = _between(numbers[:, _SHAPE], math.log(self.crop_ratio[0]), math.log(self.crop_ratio[1]))
+        wide, high = (area * log_ratio.exp()).sqrt().clamp(max=1), (area / log_ratio.exp()).sqrt().clamp(max=1)
+        height, width = images.shape[-2:]
+        across = _within(numbers[:, _PASTE_LEFT] * (1 - wide), wide, width)  # [B, W]
+        down = _within(numbers[:, _PASTE_TOP] * (1 - high), high, height)  # [B, H]
+        covered = across[:, None] & down[:, :, None] & (numbers[:, _PASTED] < self.paste)[:, None, None]
+        return torch.where(covered[:, None], others, images)
 
     def crops(self, numbers: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Left, top, width and height of each sample's crop, ``[B]`` each, as shares of the image's."""
@@ -143,6 +175,16 @@ def _normalised(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> 
 
 def _between(uniform: Tensor, least: float, greatest: float) -> Tensor:
     return least + uniform * (greatest - least)
+
+
+def _paste_numbers(indices: Tensor, seed: int, epoch: int) -> Tensor:
+    return uniforms(sample_keys("paste", indices, seed=seed, epoch=epoch), _PASTE_NUMBERS)
+
+
+def _within(start: Tensor, length: Tensor, n: int) -> Tensor:
+    """Which of n pixels have their centre in an interval of the image's side (shares, ``[B]`` each): bool ``[B, n]``."""
+    centres = (_pixel_centres(n, start) + 1) / 2
+    return (centres >= start[:, None]) & (centres < (start + length)[:, None])
 
 
 def _pixel_centres(n: int, like: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from vitshap.explanation import Explanation, InputShaped
 from vitshap.methods import Target, resolve_target, take_classes
 from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating
+from vitshap.models.masked import check_finite
 
 
 class Explainer(InputShaped, nn.Module):
@@ -79,13 +80,15 @@ class Explainer(InputShaped, nn.Module):
     def forward(self, images: Any, /, target: Target = None) -> Explanation:
         """Explain images (a tensor as the net takes it, PIL images or paths) for ``target``, or for all classes."""
         surrogate = self.surrogate
-        prepared = surrogate.prepare(images)
+        prepared = surrogate.prepare(images, finite=False)
         started = time.perf_counter()
         with torch.no_grad(), evaluating(self), evaluating(surrogate.net):
-            full = surrogate(prepared.pixels)
+            full = surrogate.link(surrogate.adapter.predict(prepared.pixels))
             targets = resolve_target(target, full, surrogate.class_names)
             values = take_classes(self.values(prepared.pixels, full), targets).float().cpu()
         full, targets = full.cpu(), targets.cpu()
+        if not bool(torch.isfinite(full).all()):  # looked at here, where no GPU is working any more
+            check_finite(prepared.pixels)
         return Explanation(
             values=values,
             classes=targets,

@@ -23,6 +23,8 @@ from vitshap.models.base import Adapter, CannotMask, find_adapter, unwrapped
 from vitshap.players import Players
 
 Trunk = Literal["own", "unet"]
+LARGEST = 8.0
+"""Logarithm of the largest magnitude, which keeps an unlucky step from overflowing."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ class ExplainerConfig:
     """Bound the values before normalisation, as the paper does."""
     output_scale: float = 1.0
     """Unit of the head's output: small values are learned faster in small units."""
+    magnitudes: bool = False
+    """Learn how large an image's values are for each class beside the pattern that they make: values of different classes
+    may differ by orders of magnitude. A U-Net has no such output."""
     trunk: Trunk = "own"
     """A net like the explained one ("own"), or a U-Net on pixels, which any net can have ("unet")."""
 
@@ -73,14 +78,19 @@ class ExplainerNetwork(nn.Module):
 
     def forward(self, images: Tensor, players: Players) -> Tensor:
         """Values of the players: a player of several tokens has the sum of theirs."""
+        return sum_over_players(self.token_values(images), players)
+
+    def token_values(self, images: Tensor) -> Tensor:
+        """Values of the patches, ``[B, N, K]``."""
+        values: Tensor
         if self.adapter is None:
-            values = self.head(self.trunk(images)).float()  # [B, N, K]
+            values = self.head(self.trunk(images)).float()
         else:
             tokens = weights.encoded(self.adapter, images)
             values = self.head(tokens)[:, self.adapter.prefix :].float()  # [B, N, K]
         if self.config.tanh:
             values = values.tanh()
-        return sum_over_players(values * self.config.output_scale, players)
+        return values * self.config.output_scale
 
     def _build_own(self, model: MaskedModel, classifier: MaskedModel | None) -> None:
         config = self.config
@@ -96,7 +106,9 @@ class ExplainerNetwork(nn.Module):
         # The trunk's own classification head gets no gradient: it is left out of training.
         for name, parameter in self.trunk.named_parameters():
             parameter.requires_grad_(config.train_trunk and name in read)
-        self.head: nn.Module = Head(width, _heads(width), model.num_classes, extra_block=config.extra_block)
+        self.head: nn.Module = Head(
+            width, _heads(width), model.num_classes, extra_block=config.extra_block, magnitudes=config.magnitudes
+        )
 
     def _build_unet(self, model: MaskedModel) -> None:
         unet = UNet(model.adapter.channels, model.image_size, model.grid)
@@ -109,9 +121,17 @@ class ExplainerNetwork(nn.Module):
 class Head(nn.Module):
     """One attention block, a norm, and three fully connected layers D - 4D - 4D - K."""
 
-    def __init__(self, width: int, heads: int, num_classes: int, *, extra_block: bool = True) -> None:
-        """``heads`` of the attention block."""
+    def __init__(
+        self, width: int, heads: int, num_classes: int, *, extra_block: bool = True, magnitudes: bool = False
+    ) -> None:
+        """``heads`` of the attention block; ``magnitudes``: see ``ExplainerConfig``."""
         super().__init__()
+        self.magnitudes: nn.Module | None = None
+        if magnitudes:
+            last = nn.Linear(width, num_classes)
+            nn.init.zeros_(last.weight)  # all alike at first
+            nn.init.zeros_(last.bias)
+            self.magnitudes = nn.Sequential(nn.LayerNorm(width), last)
         self.block = AttentionBlock(width, heads) if extra_block else nn.Identity()
         self.layers = nn.Sequential(
             nn.LayerNorm(width),
@@ -124,8 +144,12 @@ class Head(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """``[B, L, D] -> [B, L, K]``."""
-        values: Tensor = self.layers(self.block(tokens))
-        return values
+        tokens = self.block(tokens)
+        values: Tensor = self.layers(tokens)
+        if self.magnitudes is None:
+            return values
+        log_size: Tensor = self.magnitudes(tokens.mean(1, keepdim=True)).float()
+        return values.float() * log_size.clamp(-LARGEST, LARGEST).exp()
 
 
 class AttentionBlock(nn.Module):

@@ -162,10 +162,15 @@ class MaskedModel(nn.Module):
         prepared = self.prepare(images)
         return ImageGame(self, prepared, self._players(players, len(prepared.pixels)))
 
-    def prepare(self, images: Images, /) -> Prepared:
-        """The net's input: tensors are checked and never altered, PIL images and paths go through ``preprocess``."""
+    def prepare(self, images: Images, /, *, finite: bool = True) -> Prepared:
+        """The net's input: tensors are checked and never altered, PIL images and paths go through ``preprocess``.
+
+        ``finite=False`` leaves out ``check_finite``, for which a GPU has to be waited for.
+        """
         if isinstance(images, Tensor):
             self._check_pixels(images)
+            if finite:
+                check_finite(images)
             return Prepared(images, None)
         if not is_photo(images):
             raise TypeError(f"images are a tensor, PIL images or paths, got {type(images).__name__}")
@@ -179,6 +184,7 @@ class MaskedModel(nn.Module):
         device, dtype = net_device_dtype(self.net)
         pixels = torch.stack([self.preprocess(photo) for photo in photos]).to(device, dtype)
         self._check_pixels(pixels)
+        check_finite(pixels)
         boxes = None
         if isinstance(self.preprocess, Preprocess):
             boxes = torch.tensor([self.preprocess.box(photo) for photo in photos])
@@ -240,5 +246,9 @@ class MaskedModel(nn.Module):
             raise TypeError(f"images are {pixels.dtype}, the net is {dtype}; nothing is cast silently")
         if pixels.device != device:
             raise ValueError(f"images are on {pixels.device}, the net is on {device}; nothing is moved silently")
-        if not bool(torch.isfinite(pixels).all()):
-            raise ValueError("images contain pixels that are not finite (NaN or infinity)")
+
+
+def check_finite(pixels: Tensor) -> None:
+    """A clear complaint about NaN and infinity, which would otherwise spread over the whole image."""
+    if not bool(torch.isfinite(pixels).all()):
+        raise ValueError("images contain pixels that are not finite (NaN or infinity)")

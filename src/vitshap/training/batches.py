@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitshap.data import Augmentation, Batch, PixelSource, normalised, open_pixels
+from vitshap.data import Augmentation, Batch, CachedPixels, PixelSource, normalised, open_pixels
 from vitshap.models import MaskedModel, Preprocess
 
 
@@ -29,18 +30,52 @@ class Images:
 
     def views(self, order: Iterable[Tensor], view: int) -> Iterator[tuple[Tensor, Batch]]:
         """For every tensor of positions: pixels of that view as the net takes them, and the batch they come from."""
-        for batch in self.source.batches(order):
-            yield self._varied(batch, view), batch
+        if self.augmentation is None or not self.augmentation.paste:
+            for batch in self.source.batches(order):
+                yield self._varied(batch, view), batch
+            return
+        own, of_others = itertools.tee(order)
+        others = self.source.batches(self._partners(self.indices(positions), view) for positions in of_others)
+        for batch, other in zip(self.source.batches(own), others, strict=True):
+            pasted = self._varied(self._partners_of(batch, other, view), view, "pasted augmentation")
+            pixels = self._varied(batch, view)
+            yield self.augmentation.pasted(pixels, pasted, batch.indices, seed=self.seed, epoch=view), batch
 
     def in_order(self, size: int) -> Iterator[tuple[Tensor, Batch]]:
         """All images as they are, ``size`` at a time."""
         for batch in self.source.batches(chunks(len(self), size)):
             yield normalised(batch.pixels, self.mean, self.std), batch
 
-    def _varied(self, batch: Batch, view: int) -> Tensor:
+    def indices(self, positions: Tensor) -> Tensor:
+        """Sample indices of positions; images that cannot be read have no position in a cached source."""
+        return (
+            self.source.kept[positions.to(self.source.kept.device)]
+            if isinstance(self.source, CachedPixels)
+            else positions
+        )
+
+    def positions(self, indices: Tensor) -> Tensor:
+        """Positions of sample indices."""
+        return torch.searchsorted(self.source.kept, indices) if isinstance(self.source, CachedPixels) else indices
+
+    def _partners(self, indices: Tensor, view: int) -> Tensor:
+        """Positions of the images that are pasted into these samples."""
+        assert self.augmentation is not None
+        return self.augmentation.partners(indices, len(self), seed=self.seed, epoch=view)
+
+    def _partners_of(self, batch: Batch, others: Batch, view: int) -> Batch:
+        """Every sample's partner, under the sample's own index; the sample itself where its partner cannot be read."""
+        wanted = self.indices(self._partners(batch.indices, view)).to(others.indices.device)
+        found = wanted[:, None] == others.indices  # [B, B']
+        pixels = torch.where(found.any(1)[:, None, None, None], others.pixels[found.long().argmax(1)], batch.pixels)
+        return Batch(pixels, batch.labels, batch.indices)
+
+    def _varied(self, batch: Batch, view: int, purpose: str = "augmentation") -> Tensor:
         if self.augmentation is None:
             return normalised(batch.pixels, self.mean, self.std)
-        return self.augmentation(batch.pixels, batch.indices, seed=self.seed, epoch=view, mean=self.mean, std=self.std)
+        return self.augmentation(
+            batch.pixels, batch.indices, seed=self.seed, epoch=view, mean=self.mean, std=self.std, purpose=purpose
+        )
 
 
 def chunks(n: int, size: int) -> list[Tensor]:

@@ -55,7 +55,7 @@ class ValuesConfig:
     """Evaluations per view. Many views with few evaluations each teach more than few with many."""
     size_effect: bool = True
     """Remove what the size of a coalition alone explains: an unbiased reduction of noise."""
-    noise_weights: float = 0.5
+    noise_weights: float = 1.0
     """Weigh each view and class by its noise variance to the power of minus this; 0: all the same."""
     allocation: Literal["pilot", "shapley"] = "pilot"
     """Sizes of coalitions: where a pilot on a few images finds the noise, or those of the Shapley kernel, in pairs."""

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from vitshap.coalitions import Coalitions, shapley_kernel
 from vitshap.data import sample_coalitions
 from vitshap.explainers import Explainer, ExplainerConfig
+from vitshap.explainers.network import sum_over_players
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
 from vitshap.training.configs import ExplainerTraining, ValuesConfig
 from vitshap.training.fit import kept_or_temporary
 from vitshap.training.held_out import HeldOut
 from vitshap.training.loop import Task, train
-from vitshap.training.noise import Plan, inverse_noise, pilot, residuals
+from vitshap.training.noise import Plan, Residuals, pilot, residuals, weighted_halves
 from vitshap.training.objectives import explainer_loss
 from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, Evaluator, ValueStore, null_values, pilot_values
 
@@ -117,7 +118,7 @@ def make_store(evaluate: Evaluator, images: Images, config: ValuesConfig) -> Val
     null = null_values(evaluate, images)
     plan = plan_evaluations(evaluate, images, config, null)
     memory = None if config.memory_gib is None else int(config.memory_gib * 2**30)
-    return ValueStore(evaluate, images, plan, null, views=config.views, coalitions=config.coalitions, memory=memory)
+    return ValueStore(evaluate, images, plan, views=config.views, coalitions=config.coalitions, memory=memory)
 
 
 def network_config(config: ExplainerTraining, num_players: int) -> ExplainerConfig:
@@ -127,7 +128,7 @@ def network_config(config: ExplainerTraining, num_players: int) -> ExplainerConf
     if config.procedure == "paper":
         return ExplainerConfig()
     # Values are of the order of 1/d: outputs in that unit are learned faster, and need no bound.
-    return ExplainerConfig(tanh=False, output_scale=2 / num_players)
+    return ExplainerConfig(tanh=False, output_scale=2 / num_players, magnitudes=True)
 
 
 def plan_evaluations(evaluate: Evaluator, images: Images, config: ValuesConfig, null: Tensor) -> Plan:
@@ -173,18 +174,20 @@ def _values_task(explainer: Explainer, store: ValueStore, held_out: HeldOut, con
 
 
 class _Step(nn.Module):
-    """Values of a batch, through the compiled network where that is asked for: dispatching its operations one by one takes
-    a GPU longer than computing them."""
+    """Values of a batch, through the compiled network where that is asked for: launching its kernels one by one takes a
+    GPU longer than computing them, so they are recorded once (CUDA graphs) and launched together."""
 
     def __init__(self, explainer: Explainer, *, compiled: bool) -> None:
         super().__init__()
         self.explainer = explainer
-        compiled = compiled and explainer.null_values.device.type == "cuda"
-        # Validation has other shapes and stays as it is.
-        self._network = [torch.compile(explainer.network, dynamic=False) if compiled else explainer.network]
+        self._token_values = explainer.network.token_values
+        if compiled and explainer.null_values.device.type == "cuda":
+            # Validation has other shapes and stays as it is.
+            self._token_values = torch.compile(self._token_values, dynamic=False, mode="reduce-overhead")
 
     def values(self, pixels: Tensor, full: Tensor) -> Tensor:
-        return self.explainer.efficient(self._network[0](pixels, self.explainer.surrogate.players), full)
+        raw = sum_over_players(self._token_values(pixels), self.explainer.surrogate.players)
+        return self.explainer.efficient(raw, full)
 
 
 class _PaperStep(_Step):
@@ -202,16 +205,19 @@ class _ValuesStep(_Step):
         super().__init__(explainer, compiled=compiled)
         self.plan, self.config = plan, config
 
-    def forward(self, pixels: Tensor, coalitions: Tensor, full: Tensor, worth: Tensor, noise: Tensor) -> Tensor:
+    def forward(self, pixels: Tensor, coalitions: Tensor, full: Tensor, worth: Tensor) -> Tensor:
         values = self.values(pixels, full).float()
         with torch.autocast(pixels.device.type, enabled=False):
             base, plan = self.explainer.null_values.expand_as(full), self.plan
             with torch.no_grad():
                 left = residuals(plan, coalitions, worth, base, full, size_effect=self.config.size_effect)
-                weights = inverse_noise(noise, plan.typical_noise, self.config.noise_weights)
-            if self.config.loss == "regression":
-                error = left.squared_errors(values).mean(1)
-            else:
-                centred = values - values.mean(1, keepdim=True)
-                error = (centred - left.labels()).square().sum(1)
-            return left.values.shape[1] * (weights * error).mean()
+                halves = weighted_halves(left, plan, self.config.noise_weights)
+            errors = [(weights * self._errors(half, values)).mean() for half, weights in halves]
+            return left.values.shape[1] * torch.stack(errors).mean()
+
+    def _errors(self, left: Residuals, values: Tensor) -> Tensor:
+        """Of views and classes, ``[B, K]``."""
+        if self.config.loss == "regression":
+            return left.squared_errors(values).mean(1)
+        centred = values - values.mean(1, keepdim=True)
+        return (centred - left.labels()).square().sum(1)

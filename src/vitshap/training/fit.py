@@ -112,6 +112,8 @@ def _fit_classifier(
     resume: bool,
     console: Console | None,
 ) -> MaskedModel:
+    if config.augmentation is not None and config.augmentation.paste:
+        raise ValueError("a classifier cannot learn from pasted images, whose label stays as it was: set paste to 0")
     model = copy.deepcopy(model)
     images = Images(model, data, config.augmentation, seed=config.loop.seed)
     unseen = Images(model, val, None, seed=config.loop.seed)

@@ -19,7 +19,7 @@ from vitshap.data import sample_coalitions
 from vitshap.explainers import Explainer
 from vitshap.training.batches import Images
 from vitshap.training.fit import VALIDATION
-from vitshap.training.noise import Plan, inverse_noise, residuals
+from vitshap.training.noise import Plan, residuals, weighted_halves
 from vitshap.training.objectives import explainer_loss, uniform_explanation
 from vitshap.training.values import ROWS, Evaluator
 
@@ -81,10 +81,9 @@ class HeldOut:
         if self.plan is not None and self.planned is not None and self.planned_worth is not None:
             drawn = self.planned(indices, self.images.seed)
             left = residuals(self.plan, drawn, self.planned_worth[here], base, full)
-            noise, errors = _halves(left.noise()), _halves(left.squared_errors(values))
-            # Each half is weighed by the noise of the other: by its own, values far from zero would count less.
-            weights = inverse_noise(noise.flip(0), self.plan.typical_noise, self.power)
-            found["selection_loss"] = (weights * errors).mean()
+            halves = weighted_halves(left, self.plan, self.power)
+            errors = [(weights * half.squared_errors(values).mean(1)).mean() for half, weights in halves]
+            found["selection_loss"] = torch.stack(errors).mean()
         return {name: float(loss) for name, loss in found.items()}
 
     def _stored(self, path: Path, evaluate: Evaluator) -> dict[str, Tensor]:
@@ -125,8 +124,3 @@ class _Drawn:
         return sample_coalitions(
             self.law, indices, seed=seed, epoch=0, n=self.count, paired=self.paired, purpose=self.purpose
         )
-
-
-def _halves(units: Tensor) -> Tensor:
-    """Means over every other unit of ``[B, n, K]``: ``[2, B, K]``; a single unit is its own other half."""
-    return torch.stack([units[:, start::2].mean(1) for start in (0, 1 if units.shape[1] > 1 else 0)])

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -109,9 +110,13 @@ class _Run:
             mixed_precision="bf16" if device.type == "cuda" else "no", cpu=device.type == "cpu"
         )
         trainable = [p for p in task.step.parameters() if p.requires_grad]
-        optimiser = torch.optim.AdamW(trainable, lr=config.learning_rate, weight_decay=config.weight_decay)
+        optimiser = torch.optim.AdamW(
+            trainable, lr=config.learning_rate, weight_decay=config.weight_decay, fused=device.type == "cuda"
+        )
         self.module, self.optimiser = self.accelerator.prepare(task.step, optimiser)
         self.state, self.saved = Progressed(), time.perf_counter()
+        self.unread: deque[tuple[int, float, Tensor]] = deque()
+        """Step, learning rate and loss of steps whose loss has not been looked at."""
         self.board = Board(folder / "tensorboard")
         self.epoch_steps = task.num_samples // config.batch_size
         self.total_steps = config.epochs * self.epoch_steps
@@ -139,12 +144,15 @@ class _Run:
         steps = range(position, self.epoch_steps)
         mine = [order[i * size : (i + 1) * size][accelerator.process_index :: accelerator.num_processes] for i in steps]
         for start, samples, batch in zip(steps, mine, self.task.batches(mine, epoch), strict=True):
-            self.state.losses.append(self._step(batch, len(samples) * accelerator.num_processes / size))
-            advance(self.state.losses[-1])
+            self._step(batch, len(samples) * accelerator.num_processes / size)
+            self._read_loss(behind=1)
+            if self.state.losses:
+                advance(self.state.losses[-1])
             if self.state.step % self.config.save_every == 0 and start + 1 < self.epoch_steps:
                 self._save()
+        self._read_loss()
 
-    def _step(self, batch: tuple[Tensor, ...], share: float) -> float:
+    def _step(self, batch: tuple[Tensor, ...], share: float) -> None:
         """One optimiser step; ``share`` is the size of this process's batch over the mean of all."""
         accelerator, config = self.accelerator, self.config
         rate = learning_rate(self.state.step, self.total_steps, config)
@@ -157,17 +165,22 @@ class _Run:
         self.optimiser.zero_grad()
         accelerator.backward(loss)
         accelerator.clip_grad_norm_(self.module.parameters(), config.clip)
-        mean = float(accelerator.reduce(loss.detach().float(), reduction="mean"))
-        if not math.isfinite(mean):
-            self._report_divergence(mean, rate)
+        self.unread.append((self.state.step, rate, accelerator.reduce(loss.detach().float(), reduction="mean").clone()))
         self.optimiser.step()
         self.state.step += 1
-        return mean
 
-    def _report_divergence(self, loss: float, rate: float) -> None:
+    def _read_loss(self, *, behind: int = 0) -> None:
+        """Take note of the losses of all steps but the last ``behind``: a GPU works on while older ones are read."""
+        while len(self.unread) > behind:
+            step, rate, loss = self.unread.popleft()
+            self.state.losses.append(float(loss))
+            if not math.isfinite(self.state.losses[-1]):
+                self._report_divergence(self.state.losses[-1], step, rate)
+
+    def _report_divergence(self, loss: float, step: int, rate: float) -> None:
         last = checkpoints.load_latest(self.folder / "checkpoints")
         where = "there is no checkpoint yet" if last is None else f"the last good checkpoint is {last.path}"
-        raise TrainingDiverged(f"the loss is {loss} at step {self.state.step} (learning rate {rate:.2e}); {where}")
+        raise TrainingDiverged(f"the loss is {loss} at step {step} (learning rate {rate:.2e}); {where}")
 
     def _finish_epoch(self, epoch: int) -> None:
         self.task.trained.eval()
@@ -196,6 +209,7 @@ class _Run:
         return patience is not None and len(self.state.history) - 1 - self.state.best_epoch >= patience > 0
 
     def _save(self) -> None:
+        self._read_loss()  # nothing is saved before it is known to be finite
         if self.accelerator.is_main_process:
             tensors = {f"weights.{name}": tensor for name, tensor in self.task.trained.state_dict().items()}
             tensors |= checkpoints.optimiser_tensors(self.optimiser)

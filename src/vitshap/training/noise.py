@@ -31,6 +31,8 @@ RIDGE = 1.0
 """Prior of the curve's coefficients, in observations: pulls a curve from few coalitions towards the pilot's."""
 SAFETY = 0.1
 """Part of the pilot's law that stays the Shapley kernel, so that no weight is larger than ten times its own."""
+PRIOR = 8
+"""Units that the class's mean noise counts as in the guess of a view's."""
 FLOOR = 0.01
 """Least noise of a view and class, in means over the pilot: weights are at most a hundred times the mean's."""
 
@@ -75,6 +77,10 @@ class Residuals:
     weights: Tensor
     """a(k), over four for pairs: ``[B, n]``."""
 
+    def part(self, units: slice) -> Residuals:
+        """Some of the units."""
+        return Residuals(self.centred[:, units], self.values[:, units], self.weights[:, units])
+
     def labels(self) -> Tensor:
         """Unbiased estimates of ``phi - (v(1) - v(0)) / d``, ``[B, d, K]``."""
         return torch.einsum("bnd,bn,bnk->bdk", self.centred, self.weights, self.values) / self.values.shape[1]
@@ -111,11 +117,22 @@ def residuals(
 
 
 def inverse_noise(noise: Tensor, typical: float, power: float = 1.0) -> Tensor:
-    """Weights of images and classes: inverse to a power of their noise; typical noise gives an error of 1.
-
-    The noise must not be guessed from the values that are weighed: those far from zero would count less, a bias.
-    """
+    """Weights of images and classes: inverse to a power of their noise; typical noise gives an error of 1."""
     return (typical / (noise + FLOOR * typical)) ** power / typical
+
+
+def weighted_halves(left: Residuals, plan: Plan, power: float) -> list[tuple[Residuals, Tensor]]:
+    """Both halves of a view's units, each with its weights ``[B, K]`` by the noise that the other half shows.
+
+    By its own noise, values far from zero would count less, a bias. A single unit has the weight of its class.
+    """
+    prior = PRIOR * plan.class_noise.to(left.values)
+    if left.values.shape[1] < 2:
+        return [(left, inverse_noise((prior / PRIOR).expand(len(left.values), -1), plan.typical_noise, power))]
+    halves = [left.part(slice(start, None, 2)) for start in (0, 1)]
+    noise = [(half.noise().sum(1) + prior) / (half.values.shape[1] + PRIOR) for half in halves]  # [B, K] each
+    weights = [inverse_noise(one, plan.typical_noise, power) for one in noise]
+    return list(zip(halves, reversed(weights), strict=True))
 
 
 def pilot(

@@ -21,15 +21,11 @@ from vitshap.data import CachedPixels, sample_coalitions
 from vitshap.data.pixels import free_bytes
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images, chunks
-from vitshap.training.noise import Plan, residuals
+from vitshap.training.noise import Plan
 
 ROWS = 1 << 15
 """Coalitions that are drawn and evaluated at once."""
 PILOT_IMAGES, PILOT_REPEATS = 64, 8
-NOISE_VIEW = 1 << 20
-"""A view that no training comes to."""
-PRIOR = 8
-"""Units that the class's mean noise counts as in the guess of an image's."""
 
 
 class Worth(NamedTuple):
@@ -48,8 +44,6 @@ class Known(NamedTuple):
     coalitions: Coalitions
     full: Tensor
     worth: Tensor
-    noise: Tensor
-    """Of an estimate from one unit (a coalition or a pair) of the image, from other coalitions: ``[B, K]``."""
 
 
 class Evaluator:
@@ -85,22 +79,19 @@ class ValueStore:
         evaluate: Evaluator,
         images: Images,
         plan: Plan,
-        null: Tensor,
         *,
         views: int,
         coalitions: int,
         memory: int | None = None,
     ) -> None:
-        """``coalitions`` evaluations of each of ``views`` views; ``null``: v(0) ``[1, K]``; ``memory``: bytes, by default
-        half of what is free."""
-        self.evaluate, self.images, self.null = evaluate, images, null
+        """``coalitions`` evaluations of each of ``views`` views; ``memory``: bytes, by default half of what is free."""
+        self.evaluate, self.images = evaluate, images
         self.plan = plan.on(evaluate.model.device)
         self.views, self.coalitions = views, coalitions
         limit = free_bytes(evaluate.model.device) // 2 if memory is None else memory
         self.streamed = not isinstance(images.source, CachedPixels) or self.bytes_per_view > limit
         self.keeps_all = not self.streamed and views * self.bytes_per_view <= limit
         self._kept: dict[int, Worth] = {}
-        self._noise: Tensor | None = None
 
     @property
     def bytes_per_view(self) -> int:
@@ -139,37 +130,13 @@ class ValueStore:
     def batches(self, order: list[Tensor], view: int) -> Iterator[Known]:
         """For every tensor of positions: pixels of that view, its coalitions and their values."""
         known = None if self.streamed else self._view(view)
-        noise = None if self.streamed else self._noise_of_images()
         for pixels, batch in self.images.views(order, view):
             coalitions = self.draw(batch.indices, view)
-            if known is None or noise is None:
-                full, worth = self.evaluate(pixels, coalitions)
-                yield Known(pixels, coalitions, full, worth, self.plan.class_noise.to(full).expand_as(full))
+            if known is None:
+                yield Known(pixels, coalitions, *self.evaluate(pixels, coalitions))
             else:
-                at = self._positions(batch.indices)
-                yield Known(pixels, coalitions, known.full[at], known.worth[at], noise[at])
-
-    def _noise_of_images(self) -> Tensor:
-        """How noisy an image's estimates are, ``[N, K]``: guessed from a view of its own that is not trained with."""
-        if self._noise is None:
-            full, worth = self._computed(NOISE_VIEW)
-            base, parts = self.null.expand_as(full), []
-            for positions in chunks(len(full), max(1, ROWS // (self.coalitions + 1))):
-                at = positions.to(full.device)
-                drawn = self.draw(self._indices(at), NOISE_VIEW)
-                guesses = residuals(self.plan, drawn, worth[at], base[at], full[at]).noise()
-                prior = PRIOR * self.plan.class_noise.to(guesses)
-                parts.append((guesses.sum(1) + prior) / (guesses.shape[1] + PRIOR))
-            self._noise = torch.cat(parts)
-        return self._noise
-
-    def _indices(self, positions: Tensor) -> Tensor:
-        source = self.images.source
-        return source.kept[positions] if isinstance(source, CachedPixels) else positions
-
-    def _positions(self, indices: Tensor) -> Tensor:
-        source = self.images.source
-        return torch.searchsorted(source.kept, indices) if isinstance(source, CachedPixels) else indices
+                at = self.images.positions(batch.indices)
+                yield Known(pixels, coalitions, known.full[at], known.worth[at])
 
     def _view(self, view: int) -> Worth:
         if view not in self._kept:
