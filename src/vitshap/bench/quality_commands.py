@@ -18,6 +18,7 @@ Cache = Annotated[Path | None, typer.Option(help="Where archives are unpacked.")
 Judged = Annotated[int, typer.Option(min=1, help="Test images whose values are computed.")]
 Budget = Annotated[int, typer.Option(min=100, help="Evaluations per image.")]
 Compiled = Annotated[bool, typer.Option(help="Compile the evaluation of coalitions (GPU).")]
+Record = Annotated[bool, typer.Option(help="Write the numbers into the bundle's configuration and card.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")]
 
 
@@ -112,6 +113,7 @@ def bench_quality(
     budget: Budget = 65_536,
     curves: Annotated[int, typer.Option(min=0, help="Test images for insertion and deletion.")] = 1000,
     compiled: Compiled = False,
+    record: Record = False,
     device: Device = "auto",
     out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
 ) -> None:
@@ -136,6 +138,50 @@ def bench_quality(
         table.add_row(name.replace("_", " "), f"{value:.4f}")
     console.print(table)
     write_json(out, {"machine": describe(where), "budget": budget, **found})
+    if record:
+        from vitshap.explainers import bundle as bundles
+
+        bundles.record(bundle, {name: round(value, 4) for name, value in found.items()})
+
+
+@app.command("unknown")
+def bench_unknown(
+    bundle: Annotated[str, typer.Argument(help="Bundle: a folder, a shipped name or a hub id.")],
+    data: Data,
+    others: Annotated[list[Path], typer.Option(help="Images of other things, a folder or archive; may be repeated.")],
+    layout: Layout = "auto",
+    cache: Cache = None,
+    images: Annotated[int, typer.Option(min=20, help="Images of each data set.")] = 1000,
+    warned: Annotated[float, typer.Option(min=0, max=1, help="Share of known images that may be warned about.")] = 0.05,
+    record: Record = False,
+    device: Device = "auto",
+) -> None:
+    """The probability below which `vitshap explain` says that no class seems to fit: what it costs and what it catches."""
+    from vitshap.bench import quality, unknown
+    from vitshap.data import load_data
+    from vitshap.explainers import Explainer
+    from vitshap.explainers import bundle as bundles
+
+    model = Explainer.from_pretrained(bundle, device=device_named(device)).surrogate
+    test = quality.open_data(model, data, layout=layout, cache=cache).test
+    known = unknown.top_probabilities(model, test, count=images)
+    tops = {}
+    for path in others:
+        part = load_data(path, cache=cache and cache / path.name, channels=model.adapter.channels).test
+        tops[path.name] = unknown.top_probabilities(model, part, count=images)
+    found = unknown.separate(known, tops, warned=warned)
+    console.print(
+        f"threshold {found.threshold:.2f}: {found.known_below:.1%} of {len(known):,} known test images are below it",
+        highlight=False,
+    )
+    for name, share in found.others_below.items():
+        console.print(
+            f"{name}: {share:.1%} of {len(tops[name]):,} images are below it; area under the ROC curve "
+            f"{found.order[name]:.3f}",
+            highlight=False,
+        )
+    if record:
+        bundles.record(bundle, {"unknown_threshold": found.threshold})
 
 
 @app.command("ablation")

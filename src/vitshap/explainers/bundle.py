@@ -28,7 +28,7 @@ from vitshap.explainers.stored import copied, describe_model, fill, fingerprint,
 from vitshap.models import MaskedModel
 from vitshap.models.base import unwrapped
 
-__all__ = ["BundleError", "load", "load_classifier", "read", "save", "shipped"]
+__all__ = ["BundleError", "load", "load_classifier", "read", "record", "save", "shipped"]
 
 NULL_TOLERANCE = {False: 1e-3, True: 1e-2}
 """How far v(0) may move between machines, by whether the weights were rounded to 16 bits."""
@@ -115,6 +115,17 @@ def load_classifier(name: str | os.PathLike[str], /, *, device: str | torch.devi
 def read(name: str | os.PathLike[str], /) -> dict[str, Any]:
     """What ``config.json`` says, of the measured quality for one; no net is built."""
     return folders.read_config(folders.find(name))
+
+
+def record(folder: str | os.PathLike[str], measured: dict[str, Any], /) -> None:
+    """Write what was measured into a stored explainer's configuration and card; other entries stay."""
+    place = folders.find(folder)
+    config = folders.read_config(place)
+    config["quality"] = {**(config.get("quality") or {}), **measured}
+    try:
+        folders.rewrite(place, config, write_card(config))
+    except (TypeError, ValueError) as error:
+        raise BundleError(f"quality must be finite numbers and text by name: {folders.one_line(error)}") from error
 
 
 @contextmanager

@@ -128,6 +128,15 @@ def write(
     return final
 
 
+def rewrite(folder: Path, config: dict[str, Any], card: str) -> None:
+    """Replace configuration and card of a stored explainer; its tensors stay."""
+    texts = {CONFIG: json.dumps(config, indent=2, allow_nan=False) + "\n", CARD: card}
+    for name, text in texts.items():
+        temporary = folder / f".{name}.{os.getpid()}.tmp"
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, folder / name)
+
+
 def check_free(folder: Path, *, overwrite: bool) -> None:
     """Refuse a place that is taken; nothing but a stored explainer is ever replaced."""
     if not folder.exists():
