@@ -135,8 +135,9 @@ def test_brightness_and_contrast_are_pils(factor: float) -> None:
 def test_half_the_images_get_a_rectangle_of_the_area_that_was_asked_for() -> None:
     n, side = 2000, 40
     images, others = torch.zeros(n, 1, side, side), torch.ones(n, 1, side, side)
-    pasting = Augmentation(paste=0.5, paste_area=(0.2, 0.4))
-    made = pasting.pasted(images, others, torch.arange(n), seed=3, epoch=1)
+    still: dict[str, Any] = {**WHOLE, "horizontal_flip": 0, "vertical_flip": 0, "jitter": 0}
+    pasting = Augmentation(**still, paste=0.5, paste_area=(0.2, 0.4))
+    made = pasting(images, torch.arange(n), seed=3, epoch=1, partners=others, **PLAIN)
     share = made.mean((1, 2, 3))
     assert float((share > 0).float().mean()) == pytest.approx(0.5, abs=0.04)
     pasted = share[share > 0]
@@ -150,7 +151,7 @@ def test_half_the_images_get_a_rectangle_of_the_area_that_was_asked_for() -> Non
             assert int((line[1:] != line[:-1]).sum()) <= 2, "in one piece"
     covered = made.amax((0, 1))
     assert all(bool(edge.any()) for edge in (covered[0], covered[-1], covered[:, 0], covered[:, -1]))
-    alone = pasting.pasted(images[7:8], others[7:8], torch.tensor([7]), seed=3, epoch=1)
+    alone = pasting(images[7:8], torch.tensor([7]), seed=3, epoch=1, partners=others[7:8], **PLAIN)
     assert torch.equal(alone, made[7:8])
     partners = pasting.partners(torch.arange(n), 50, seed=3, epoch=1)
     assert sorted(set(partners.tolist())) == list(range(50))
@@ -184,6 +185,7 @@ def test_values_stay_between_black_and_white() -> None:
         (lambda: Augmentation(hue=0.6), "hue"),
         (lambda: Augmentation(crop_scale=(1.2, 0.8)), "crop_scale"),
         (lambda: Augmentation(paste=-0.1), "paste"),
+        (lambda: Augmentation(paste=0.1)(_images(2), torch.arange(2), seed=0, epoch=0, **PLAIN), "partners"),
         (lambda: Augmentation(paste_area=(0.5, 1.5)), "paste_area"),
         (lambda: Augmentation()(_images(2), torch.arange(3), seed=0, epoch=0, **PLAIN), "as many sample indices"),
         (lambda: Augmentation()(_images(2)[0], torch.arange(3), seed=0, epoch=0, **PLAIN), "B, C, H, W"),

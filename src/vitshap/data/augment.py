@@ -80,23 +80,30 @@ class Augmentation:
         epoch: int,
         mean: Sequence[float],
         std: Sequence[float],
-        purpose: str = "augmentation",
+        partners: Tensor | None = None,
     ) -> Tensor:
-        """Varied and normalised images, float32 ``[B, C, H, W]``, of uint8 or float 0..1 ``[B, C, H, W]``."""
+        """Varied and normalised images, float32 ``[B, C, H, W]``, of uint8 or float 0..1 ``[B, C, H, W]``.
+
+        ``partners``: for every sample the image of which a rectangle may be pasted into it, like ``pixels``.
+        """
+        if self.paste and partners is None:
+            raise ValueError("to paste rectangles of other images, these have to be given as partners")
         unit = _unit_range(pixels)
         if indices.shape != pixels.shape[:1]:
             raise ValueError(f"{len(pixels)} images need as many sample indices, got {list(indices.shape)}")
-        keys = sample_keys(purpose, indices.to(pixels.device), seed=seed, epoch=epoch)
-        numbers = uniforms(keys, _NUMBERS)  # [B, numbers]
-        return _normalised(self._jittered(self._warped(unit, numbers), numbers), mean, std)
+        indices = indices.to(pixels.device)
+        numbers = _numbers("augmentation", indices, seed, epoch, _NUMBERS)
+        varied = self._warped(unit, numbers)
+        if partners is not None:
+            others = self._warped(_unit_range(partners), _numbers("partner", indices, seed, epoch, _NUMBERS))
+            varied = self._pasted(varied, others, _numbers("paste", indices, seed, epoch, _PASTE_NUMBERS))
+        return _normalised(self._jittered(varied, numbers), mean, std)
 
     def partners(self, indices: Tensor, count: int, *, seed: int, epoch: int) -> Tensor:
         """Position among ``count`` images of the one that is pasted into each sample, int64 ``[B]``."""
-        return (_paste_numbers(indices, seed, epoch)[:, _PARTNER] * count).long()
+        return (_numbers("paste", indices, seed, epoch, _PASTE_NUMBERS)[:, _PARTNER] * count).long()
 
-    def pasted(self, images: Tensor, others: Tensor, indices: Tensor, *, seed: int, epoch: int) -> Tensor:
-        """``images`` with a rectangle of ``others`` (their partners' views) in those samples that have one."""
-        numbers = _paste_numbers(indices.to(images.device), seed, epoch)
+    def _pasted(self, images: Tensor, others: Tensor, numbers: Tensor) -> Tensor:
         area = _between(numbers[:, _AREA], *self.paste_area)
         log_ratio = _between(numbers[:, _SHAPE], math.log(self.crop_ratio[0]), math.log(self.crop_ratio[1]))
         wide, high = (area * log_ratio.exp()).sqrt().clamp(max=1), (area / log_ratio.exp()).sqrt().clamp(max=1)
@@ -177,8 +184,9 @@ def _between(uniform: Tensor, least: float, greatest: float) -> Tensor:
     return least + uniform * (greatest - least)
 
 
-def _paste_numbers(indices: Tensor, seed: int, epoch: int) -> Tensor:
-    return uniforms(sample_keys("paste", indices, seed=seed, epoch=epoch), _PASTE_NUMBERS)
+def _numbers(purpose: str, indices: Tensor, seed: int, epoch: int, n: int) -> Tensor:
+    """``n`` numbers in [0, 1) for each sample, ``[B, n]``."""
+    return uniforms(sample_keys(purpose, indices, seed=seed, epoch=epoch), n)
 
 
 def _within(start: Tensor, length: Tensor, n: int) -> Tensor:

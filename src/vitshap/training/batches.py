@@ -37,9 +37,7 @@ class Images:
         own, of_others = itertools.tee(order)
         others = self.source.batches(self._partners(self.indices(positions), view) for positions in of_others)
         for batch, other in zip(self.source.batches(own), others, strict=True):
-            pasted = self._varied(self._partners_of(batch, other, view), view, "pasted augmentation")
-            pixels = self._varied(batch, view)
-            yield self.augmentation.pasted(pixels, pasted, batch.indices, seed=self.seed, epoch=view), batch
+            yield self._varied(batch, view, self._partners_of(batch, other, view)), batch
 
     def in_order(self, size: int) -> Iterator[tuple[Tensor, Batch]]:
         """All images as they are, ``size`` at a time."""
@@ -63,18 +61,17 @@ class Images:
         assert self.augmentation is not None
         return self.augmentation.partners(indices, len(self), seed=self.seed, epoch=view)
 
-    def _partners_of(self, batch: Batch, others: Batch, view: int) -> Batch:
-        """Every sample's partner, under the sample's own index; the sample itself where its partner cannot be read."""
+    def _partners_of(self, batch: Batch, others: Batch, view: int) -> Tensor:
+        """Pixels of every sample's partner; of the sample itself where its partner cannot be read."""
         wanted = self.indices(self._partners(batch.indices, view)).to(others.indices.device)
         found = wanted[:, None] == others.indices  # [B, B']
-        pixels = torch.where(found.any(1)[:, None, None, None], others.pixels[found.long().argmax(1)], batch.pixels)
-        return Batch(pixels, batch.labels, batch.indices)
+        return torch.where(found.any(1)[:, None, None, None], others.pixels[found.long().argmax(1)], batch.pixels)
 
-    def _varied(self, batch: Batch, view: int, purpose: str = "augmentation") -> Tensor:
+    def _varied(self, batch: Batch, view: int, partners: Tensor | None = None) -> Tensor:
         if self.augmentation is None:
             return normalised(batch.pixels, self.mean, self.std)
         return self.augmentation(
-            batch.pixels, batch.indices, seed=self.seed, epoch=view, mean=self.mean, std=self.std, purpose=purpose
+            batch.pixels, batch.indices, seed=self.seed, epoch=view, mean=self.mean, std=self.std, partners=partners
         )
 
 
