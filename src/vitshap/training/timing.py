@@ -137,7 +137,10 @@ class _Clock:
         values = self._per_image(lambda p, b: evaluator(p, drawn(b, asked)), max(1, ROWS // (asked + 1)), cast=False)
         held_out = len(self.splits.val) * values * (config.validation_coalitions + 1) / (asked + 1)
         once = 0.0 if fresh else self._evaluated(config) * values / self.processes
-        return self._stage("explainer", config.loop, step, check, once=once + held_out, asked=once)
+        stage = self._stage("explainer", config.loop, step, check, once=once + held_out, asked=once)
+        if config.compiled and game.device.type == "cuda":
+            stage = stage._replace(detail=f"{stage.detail}; timed before it is compiled, so it will be faster")
+        return stage
 
     def _evaluated(self, config: ExplainerTraining) -> float:
         """How many views are evaluated: each once, or again in every epoch if they are not kept; and those of the pilot."""
