@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.stand_in_model import StandInModel
+from tests.small_nets import random_images, small_net
+from vitshap.analytic import additive
 from vitshap.explanation import Explanation
 from vitshap.game import Game
 from vitshap.methods import (
@@ -20,6 +21,7 @@ from vitshap.methods import (
     resolve_target,
     take_classes,
 )
+from vitshap.models import Prepared, Preprocess
 
 registry = import_module("vitshap.methods")  # the module: vitshap.methods is the function
 
@@ -53,19 +55,19 @@ def test_the_methods_of_this_part_are_there():
 
 
 def test_every_listed_method_loads_and_explains():
-    model = StandInModel(class_names=NAMES)
-    images = model.random_images(2)
+    model = small_net(class_names=NAMES)
+    images = random_images(model, 2)
     for name in methods():
         explanation = method(name, model)(images)
         assert isinstance(explanation, Explanation)
         assert explanation.method == name
         assert explanation.values.shape == (2, 9, 4)
         assert explanation.class_names == tuple(NAMES)
-        torch.testing.assert_close(explanation.prediction, model.game(images).grand.float())
+        torch.testing.assert_close(explanation.prediction, model.game(images).grand)
 
 
 def test_unknown_names_and_options_name_the_nearest():
-    model = StandInModel()
+    model = small_net()
     with pytest.raises(ValueError, match='no method is named "leave-one"; did you mean "leave-one-out"'):
         method("leave-one", model)
     with pytest.raises(ValueError, match="there are: exact, kernelshap, permutation, leave-one-out, random"):
@@ -81,7 +83,8 @@ def test_users_register_their_own():
     register("equal", f"{__name__}:EqualShares")
     register("equal", f"{__name__}:EqualShares")  # the same again is no conflict
     assert methods()[-1] == "equal"
-    explanation = method("equal", StandInModel(), scale=1.0)(StandInModel().random_images(1))
+    model = small_net()
+    explanation = method("equal", model, scale=1.0)(random_images(model, 1))
     assert explanation.method == "equal"
     with pytest.raises(ValueError, match='"random" is taken'):
         register("random", f"{__name__}:EqualShares")
@@ -90,12 +93,12 @@ def test_users_register_their_own():
 
 
 def test_an_additive_method_gets_its_ends_and_every_evaluation_counts():
-    model = StandInModel()
-    images = model.random_images(3)
+    model = small_net()
+    images = random_images(model, 3)
     explanation = EqualShares(model)(images)
     game = model.game(images)
-    torch.testing.assert_close(explanation.base_values, game.null.float())
-    torch.testing.assert_close(explanation.full_values, game.grand.float())
+    torch.testing.assert_close(explanation.base_values, game.null)
+    torch.testing.assert_close(explanation.full_values, game.grand)
     assert float(explanation.efficiency_gap().abs().max()) < 1e-6
     assert explanation.evaluations == 2
     assert 0 < explanation.seconds < 10
@@ -107,10 +110,11 @@ def test_an_additive_method_gets_its_ends_and_every_evaluation_counts():
 
 
 def test_photos_keep_their_boxes_and_blocks_their_map():
-    model = StandInModel(grid=(4, 4))
-    photos = [Image.effect_noise((20, 20), 90).convert("RGB") for _ in range(2)]
+    half_then_crop = Preprocess(size=(8, 8), resize=(10, 10), mean=(0.5,) * 3, std=(0.5,) * 3)
+    model = small_net(grid=(4, 4), preprocess=half_then_crop)
+    photos = [Image.effect_noise(size, 90).convert("RGB") for size in ((20, 28), (28, 20))]
     explanation = EqualShares(model, players=2)(photos)
-    assert explanation.image_box.tolist() == [[1, 2, 9, 10]] * 2
+    assert explanation.image_box.tolist() == [[2, 6, 18, 22], [6, 2, 22, 18]]
     assert explanation.values.shape == (2, 4, 4)
     assert explanation.players[0, 0].tolist() == [0, 0, 1, 1]
 
@@ -118,22 +122,30 @@ def test_photos_keep_their_boxes_and_blocks_their_map():
 def test_players_that_an_image_lacks_are_masked_and_get_zero():
     labels = torch.arange(9).view(1, 3, 3).repeat(2, 1, 1)
     labels[1] = labels[1].clamp(max=4)
-    model = StandInModel()
-    explanation = method("random", model, players=labels)(model.random_images(2))
+    model = small_net()
+    explanation = method("random", model, players=labels)(random_images(model, 2))
     assert explanation.player_mask.sum(1).tolist() == [9, 5]
     assert bool((explanation.values[1, 5:] == 0).all())
     assert bool((explanation.values[1, :5] > 0).all())
 
 
-def test_a_game_without_players_is_refused():
-    class Nameless(StandInModel):
-        def game(self, images, /, *, players=None):
-            game = super().game(images, players=players)
-            del game.players
-            return game
+class Nameless:
+    """A model of one's own, not made by ``wrap``, whose games do not say who plays."""
 
+    class_names = None
+    num_classes = 4
+    unit = "probability"
+
+    def prepare(self, images, /) -> Prepared:
+        return Prepared(images, None)
+
+    def game(self, images, /, *, players=None) -> Game:
+        return additive(torch.ones(len(images), 9, self.num_classes))
+
+
+def test_a_game_without_players_is_refused():
     with pytest.raises(TypeError, match="who plays"):
-        EqualShares(Nameless())(Nameless().random_images(1))
+        EqualShares(Nameless())(torch.zeros(1, 3, 6, 6))
 
 
 @pytest.mark.parametrize(
@@ -181,8 +193,8 @@ def test_targets_that_make_no_sense_are_refused(target, error, message):
 
 @pytest.mark.parametrize("name", ["exact", "leave-one-out", "random"])
 def test_a_target_gives_the_same_values_as_all_classes(name):
-    model = StandInModel()
-    images = model.random_images(2)
+    model = small_net()
+    images = random_images(model, 2)
     everything = method(name, model)(images)
     some = method(name, model)(images, target=torch.tensor([[2, 0], [1, 3]]))
     assert some.classes.tolist() == [[2, 0], [1, 3]]

@@ -3,21 +3,21 @@
 import pytest
 import torch
 
-from tests.stand_in_model import StandInModel
+from tests.small_nets import random_images, small_net
 from vitshap.baselines.chance import Random
 
 
 def test_an_image_gets_its_scores_in_any_batch_and_order():
-    model = StandInModel()
-    images = model.random_images(4)
+    model = small_net()
+    images = random_images(model, 4)
     together = Random(model)(images)
     turned = Random(model)(images.flip(0)[:3])
     assert torch.equal(together.values[1:], turned.values.flip(0))
 
 
 def test_images_and_seeds_differ():
-    model = StandInModel()
-    images = model.random_images(2)
+    model = small_net()
+    images = random_images(model, 2)
     first, other = Random(model)(images).values, Random(model, seed=1)(images).values
     assert not torch.equal(first[0], first[1])
     assert not torch.equal(first, other)
@@ -25,8 +25,8 @@ def test_images_and_seeds_differ():
 
 
 def test_scores_are_uniform_and_alike_for_every_class():
-    model = StandInModel(grid=(10, 10))
-    explanation = Random(model)(model.random_images(50))
+    model = small_net(grid=(10, 10))
+    explanation = Random(model)(random_images(model, 50))
     assert not explanation.class_specific
     assert explanation.unit == "score"
     assert explanation.evaluations == 1  # the prediction
@@ -39,4 +39,4 @@ def test_scores_are_uniform_and_alike_for_every_class():
 @pytest.mark.parametrize("seed", [1.5, True, "a"])
 def test_a_seed_is_an_int(seed):
     with pytest.raises(TypeError, match="seed must be an int"):
-        Random(StandInModel(), seed=seed)
+        Random(small_net(), seed=seed)

@@ -6,10 +6,12 @@ from captum.attr import NoiseTunnel
 from captum.metrics import infidelity, sensitivity_max
 
 from tests.explanation.small_vit import GRID, SIZE, SUPERPIXELS, patch_sums, random_images, small_vit
-from tests.stand_in_model import StandInModel
+from vitshap.analytic import AnalyticGame, additive
 from vitshap.explainers.explainer import Explainer
 from vitshap.explanation.pixels import pixel_owners
 from vitshap.methods import method, methods
+from vitshap.models import Prepared
+from vitshap.players import resolve
 
 
 @pytest.fixture(scope="module")
@@ -212,14 +214,32 @@ def test_maps_per_image_are_not_guessed_for_a_repeated_batch(model):
     assert bool(torch.isfinite(NoiseTunnel(one).attribute(random_images(2), nt_samples=3, stdevs=0.1, target=1)).all())
 
 
+class PatchSums:
+    """A model of one's own, not made by ``wrap``: the sum of all kept pixels, and three times that."""
+
+    class_names = None
+    num_classes = 2
+    unit = "output"
+
+    def prepare(self, images, /) -> Prepared:
+        return Prepared(images, None)
+
+    def game(self, images, /, *, players=None) -> AnalyticGame:
+        sums = patch_sums(images)[..., None]  # [B, tokens, 1]
+        game = additive(torch.cat([sums, 3 * sums], dim=2))
+        game.players = resolve("patch" if players is None else players, GRID)
+        return game
+
+
 def test_a_model_of_ones_own_will_do():
-    model = StandInModel()
-    images = model.random_images(2)
-    attributions = method("exact", model).attribute(images, 1)
-    values = method("exact", model)(images, target=1).values[..., 0]
-    torch.testing.assert_close(
-        torch.nn.functional.unfold(attributions.double(), 2, stride=2).sum(1), values.double(), rtol=1e-6, atol=1e-6
-    )
+    model = PatchSums()
+    images = random_images(2)
+    explain = method("exact", model)
+    attributions = explain.attribute(images, 1)
+    values = explain(images, target=1).values[..., 0]
+    torch.testing.assert_close(patch_sums(attributions), values.double(), rtol=1e-6, atol=1e-6)
+    # the sums are additive, so that they are their own Shapley values
+    torch.testing.assert_close(patch_sums(attributions), 3 * patch_sums(images), rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

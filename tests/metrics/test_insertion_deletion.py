@@ -7,17 +7,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
-from tests.stand_in_model import StandInGame, StandInModel
+from tests.small_nets import ROUNDING, random_images, small_net
 from vitshap.explanation import Explanation
 from vitshap.methods import method
 from vitshap.metrics import deletion, insertion
-from vitshap.players import Players, resolve
+from vitshap.models import MaskedModel, wrap
+from vitshap.players import Players
 
 methods = import_module("vitshap.methods")  # the module: vitshap.methods is the function
 
 
-def explain(model: StandInModel, images: torch.Tensor, values: torch.Tensor, players=None) -> Explanation:
+def explain(model: MaskedModel, images: Tensor, values: Tensor, players=None) -> Explanation:
     """Given values for all classes, as a method would return them."""
     made = method("leave-one-out", model, players=players)(images)
     return replace(made, values=values)
@@ -39,42 +41,42 @@ def by_hand(model, image, values, class_index, players, insert):
 @given(rows=st.integers(1, 3), columns=st.integers(1, 3), images=st.integers(1, 3), seed=st.integers(0, 99))
 @settings(max_examples=12, deadline=None)
 def test_curves_agree_with_a_plain_loop(insert, rows, columns, images, seed):
-    model = StandInModel(grid=(rows, columns), num_classes=3)
-    pixels = model.random_images(images, seed)
+    model = small_net(grid=(rows, columns), num_classes=3)
+    pixels = random_images(model, images, seed)
     values = torch.randn(images, rows * columns, 3, generator=torch.Generator().manual_seed(seed))
     curve = (insertion if insert else deletion)(model, pixels, explain(model, pixels, values))
     assert curve.points.shape == (images, 3, rows * columns + 1)
     for i in range(images):
         for c in range(3):
             expected = by_hand(model, pixels[i], values[i, :, c], c, None, insert)
-            assert curve.points[i, c].tolist() == pytest.approx(expected, abs=1e-12)
-            assert float(curve.area[i, c]) == pytest.approx(sum(expected) / len(expected), abs=1e-12)
+            assert curve.points[i, c].tolist() == pytest.approx(expected, abs=ROUNDING)
+            assert float(curve.area[i, c]) == pytest.approx(sum(expected) / len(expected), abs=ROUNDING)
 
 
 @pytest.mark.parametrize("insert", [True, False])
 def test_images_with_fewer_players_have_shorter_curves(insert):
     labels = torch.arange(6).view(1, 2, 3).repeat(2, 1, 1)
     labels[1] = torch.tensor([[0, 0, 1], [2, -1, 2]])
-    model = StandInModel(grid=(2, 3), num_classes=2)
-    pixels = model.random_images(2)
+    model = small_net(grid=(2, 3), num_classes=2)
+    pixels = random_images(model, 2)
     values = torch.randn(2, 6, 2, generator=torch.Generator().manual_seed(0)) - 1  # mostly below the absent's 0
     values[1, 3:] = 0
     curve = (insertion if insert else deletion)(model, pixels, explain(model, pixels, values, labels))
     for c in range(2):
         whole = by_hand(model, pixels[0], values[0, :, c], c, labels[0], insert)
         short = by_hand(model, pixels[1], values[1, :3, c], c, Players(labels[1:], 3), insert)
-        assert curve.points[0, c].tolist() == pytest.approx(whole, abs=1e-12)
-        assert curve.points[1, c, :4].tolist() == pytest.approx(short, abs=1e-12)
+        assert curve.points[0, c].tolist() == pytest.approx(whole, abs=ROUNDING)
+        assert curve.points[1, c, :4].tolist() == pytest.approx(short, abs=ROUNDING)
         assert bool(curve.points[1, c, 4:].isnan().all())
-        assert float(curve.area[1, c]) == pytest.approx(sum(short) / 4, abs=1e-12)
+        assert float(curve.area[1, c]) == pytest.approx(sum(short) / 4, abs=ROUNDING)
     assert curve.fractions[0].tolist() == pytest.approx([k / 6 for k in range(7)])
     assert curve.fractions[1, :4].tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1])
     assert bool(curve.fractions[1, 4:].isnan().all())
 
 
 def test_deleting_is_inserting_backwards():
-    model = StandInModel()
-    pixels = model.random_images(2)
+    model = small_net()
+    pixels = random_images(model, 2)
     explanation = method("leave-one-out", model)(pixels)
     backwards = replace(explanation, values=-explanation.values)
     torch.testing.assert_close(
@@ -82,65 +84,64 @@ def test_deleting_is_inserting_backwards():
     )
 
 
-def count_evaluations(model: StandInModel, monkeypatch) -> list:
-    games = []
-    make_game = model.game
-    monkeypatch.setattr(model, "game", lambda *a, **k: games.append(make_game(*a, **k)) or games[-1])
-    return games
-
-
-def test_ends_are_asked_once_and_a_map_for_all_classes_has_one_path(monkeypatch):
-    model = StandInModel(num_classes=4)
-    pixels = model.random_images(2)
+def test_ends_are_asked_once_and_a_map_for_all_classes_has_one_path():
+    model = small_net(num_classes=4)
+    pixels = random_images(model, 2)
     specific, shared = (method(name, model)(pixels) for name in ("leave-one-out", "random"))
-    games = count_evaluations(model, monkeypatch)
+    answered = []  # rows that the net's head answers: one per image and coalition
+    model.net.classifier.register_forward_hook(lambda head, args, logits: answered.append(len(logits)))
     insertion(model, pixels, specific)
+    assert sum(answered) == 2 * (4 * 8 + 2)
+    answered.clear()
     one_path = insertion(model, pixels, shared)
-    assert [game.evaluations for game in games] == [4 * 8 + 2, 8 + 2]
+    assert sum(answered) == 2 * (8 + 2)
     as_if_specific = insertion(model, pixels, replace(shared, class_specific=True))
     assert torch.equal(one_path.points, as_if_specific.points)
 
 
 @pytest.mark.parametrize("numbers", [1, 500])
 def test_chunks_do_not_matter(monkeypatch, numbers):
-    model = StandInModel()
-    pixels = model.random_images(2)
+    model = small_net()
+    pixels = random_images(model, 2)
     explanations = [method(name, model)(pixels) for name in ("leave-one-out", "random")]
     expected = [insertion(model, pixels, one).points for one in explanations]
     monkeypatch.setattr(methods, "NUMBERS_AT_ONCE", numbers)
     for one, points in zip(explanations, expected, strict=True):
-        torch.testing.assert_close(insertion(model, pixels, one).points, points, atol=1e-12, rtol=0)
+        torch.testing.assert_close(insertion(model, pixels, one).points, points, atol=ROUNDING, rtol=0)
 
 
-def tied(model: StandInModel, pixels: torch.Tensor) -> Explanation:
+def tied(model: MaskedModel, pixels: Tensor) -> Explanation:
     return explain(model, pixels, torch.zeros(len(pixels), model.num_players, model.num_classes))
 
 
 def test_ties_are_settled_by_the_image_and_the_seed_alone():
-    model = StandInModel(num_classes=3)
-    pixels = model.random_images(4)
+    model = small_net(num_classes=3)
+    pixels = random_images(model, 4)
     explanation = tied(model, pixels)
     together = insertion(model, pixels, explanation).points
     alone = torch.cat([insertion(model, pixels[i : i + 1], explanation[i]).points for i in (2, 0)])
-    torch.testing.assert_close(together[[2, 0]], alone, atol=1e-12, rtol=0)
+    torch.testing.assert_close(together[[2, 0]], alone, atol=ROUNDING, rtol=0)
     one_class = method("leave-one-out", model)(pixels, target=1)
     one_class = replace(one_class, values=torch.zeros_like(one_class.values))
     torch.testing.assert_close(insertion(model, pixels, one_class).points[:, 0], together[:, 1])
     assert not torch.allclose(insertion(model, pixels, explanation, seed=1).points, together)
 
 
-def additive_game(images: torch.Tensor, /, *, players=None) -> StandInGame:
-    """Three players worth 1, 2 and 4."""
-    worth = torch.tensor([[1.0], [2.0], [4.0]], dtype=torch.float64)
-    game = StandInGame(lambda s: s.double() @ worth, num_players=3, num_outputs=1, batch_size=len(images))
-    game.players = resolve("patch" if players is None else players, (1, 3))
-    return game
+class Additive(nn.Module):
+    """Three pixels, worth 1, 2 and 4 unless they are blank: whoever is withheld can be read off the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.worth = nn.Parameter(torch.tensor([[1.0], [2.0], [4.0]], dtype=torch.float64))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images[:, :, 0].ne(0).any(1).double() @ self.worth  # [B, 3, 1, 3] to [B, 1]
 
 
 def test_every_order_of_ties_is_equally_likely():
-    model = StandInModel(grid=(1, 3), num_classes=1)
-    model.game = additive_game
-    pixels = model.random_images(3000)
+    pixels_as_players = torch.arange(3).view(1, 3)
+    model = wrap(Additive(), removal="pixels", output="identity", image_size=(1, 3), players=pixels_as_players)
+    pixels = random_images(model, 3000)
     values = torch.tensor([1.0, 1.0, 0.0]).view(1, 3, 1).repeat(3000, 1, 1)
     explanation = explain(model, pixels, values)
     first_inserted = insertion(model, pixels, explanation).points[:, 0, 1]
@@ -150,8 +151,8 @@ def test_every_order_of_ties_is_equally_likely():
 
 
 def test_target_and_nontarget_areas():
-    model = StandInModel(num_classes=4)
-    pixels = model.random_images(3)
+    model = small_net(num_classes=4)
+    pixels = random_images(model, 3)
     curve = insertion(model, pixels, method("leave-one-out", model)(pixels))
     labels = torch.tensor([2, 0, 3])
     for i, label in enumerate(labels.tolist()):
@@ -169,13 +170,13 @@ def test_target_and_nontarget_areas():
 
 
 def test_an_explanation_of_something_else_is_refused():
-    model = StandInModel()
-    pixels = model.random_images(3)
+    model = small_net()
+    pixels = random_images(model, 3)
     explanation = method("leave-one-out", model)(pixels)
     with pytest.raises(ValueError, match="of 3 images, but 2 are given"):
         insertion(model, pixels[:2], explanation)
     with pytest.raises(ValueError, match="knows 4 classes, the surrogate 5"):
-        deletion(StandInModel(num_classes=5), pixels, explanation)
-    other = StandInModel(grid=(2, 2))
+        deletion(small_net(num_classes=5), pixels, explanation)
+    other = small_net(grid=(2, 2))
     with pytest.raises(ValueError, match="grid"):
-        insertion(other, other.random_images(3), explanation)
+        insertion(other, random_images(other, 3), explanation)
