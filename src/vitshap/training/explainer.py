@@ -25,7 +25,7 @@ from vitshap.training.configs import ExplainerTraining, ValuesConfig
 from vitshap.training.fit import kept_or_temporary
 from vitshap.training.held_out import HeldOut
 from vitshap.training.loop import Task, train
-from vitshap.training.noise import Plan, Residuals, pilot, residuals, weighted_halves
+from vitshap.training.noise import Plan, Residuals, pilot, weighted_halves
 from vitshap.training.objectives import explainer_loss
 from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, Evaluator, ValueStore, null_values, pilot_values
 
@@ -210,10 +210,18 @@ class _ValuesStep(_Step):
         with torch.autocast(pixels.device.type, enabled=False):
             base, plan = self.explainer.null_values.expand_as(full), self.plan
             with torch.no_grad():
-                left = residuals(plan, coalitions, worth, base, full, size_effect=self.config.size_effect)
-                halves = weighted_halves(left, plan, self.config.noise_weights)
+                halves = weighted_halves(
+                    plan,
+                    coalitions,
+                    worth,
+                    base,
+                    full,
+                    power=self.config.noise_weights,
+                    size_effect=self.config.size_effect,
+                )
             errors = [(weights * self._errors(half, values)).mean() for half, weights in halves]
-            return left.values.shape[1] * torch.stack(errors).mean()
+            units = sum(half.values.shape[1] for half, _ in halves)
+            return units * torch.stack(errors).mean()
 
     def _errors(self, left: Residuals, values: Tensor) -> Tensor:
         """Of views and classes, ``[B, K]``."""

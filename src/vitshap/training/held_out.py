@@ -19,7 +19,7 @@ from vitshap.data import sample_coalitions
 from vitshap.explainers import Explainer
 from vitshap.training.batches import Images
 from vitshap.training.fit import VALIDATION
-from vitshap.training.noise import Plan, residuals, weighted_halves
+from vitshap.training.noise import Plan, weighted_halves
 from vitshap.training.objectives import explainer_loss, uniform_explanation
 from vitshap.training.values import ROWS, Evaluator
 
@@ -80,8 +80,7 @@ class HeldOut:
         }
         if self.plan is not None and self.planned is not None and self.planned_worth is not None:
             drawn = self.planned(indices, self.images.seed)
-            left = residuals(self.plan, drawn, self.planned_worth[here], base, full)
-            halves = weighted_halves(left, self.plan, self.power)
+            halves = weighted_halves(self.plan, drawn, self.planned_worth[here], base, full, power=self.power)
             errors = [(weights * half.squared_errors(values).mean(1)).mean() for half, weights in halves]
             found["selection_loss"] = torch.stack(errors).mean()
         return {name: float(loss) for name, loss in found.items()}

@@ -31,10 +31,10 @@ RIDGE = 1.0
 """Prior of the curve's coefficients, in observations: pulls a curve from few coalitions towards the pilot's."""
 SAFETY = 0.1
 """Part of the pilot's law that stays the Shapley kernel, so that no weight is larger than ten times its own."""
-PRIOR = 8
+PRIOR = 4
 """Units that the class's mean noise counts as in the guess of a view's."""
-FLOOR = 0.01
-"""Least noise of a view and class, in means over the pilot: weights are at most a hundred times the mean's."""
+FLOOR = 0.003
+"""Least noise of a view and class, in means over the pilot: weights are at most three hundred times the mean's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,18 +121,34 @@ def inverse_noise(noise: Tensor, typical: float, power: float = 1.0) -> Tensor:
     return (typical / (noise + FLOOR * typical)) ** power / typical
 
 
-def weighted_halves(left: Residuals, plan: Plan, power: float) -> list[tuple[Residuals, Tensor]]:
-    """Both halves of a view's units, each with its weights ``[B, K]`` by the noise that the other half shows.
+def weighted_halves(
+    plan: Plan,
+    coalitions: Coalitions,
+    worth: Tensor,
+    base: Tensor,
+    full: Tensor,
+    *,
+    power: float,
+    size_effect: bool = True,
+) -> list[tuple[Residuals, Tensor]]:
+    """Residuals of both halves of a view's units, each with weights ``[B, K]`` by the noise that the other half shows.
 
-    By its own noise, values far from zero would count less, a bias. A single unit has the weight of its class.
+    The noise is guessed without any value that it weighs, also when a curve is fitted: else values far from zero would
+    count less, a bias. A single unit has the weight of its class.
     """
-    prior = PRIOR * plan.class_noise.to(left.values)
-    if left.values.shape[1] < 2:
-        return [(left, inverse_noise((prior / PRIOR).expand(len(left.values), -1), plan.typical_noise, power))]
-    halves = [left.part(slice(start, None, 2)) for start in (0, 1)]
-    noise = [(half.noise().sum(1) + prior) / (half.values.shape[1] + PRIOR) for half in halves]  # [B, K] each
-    weights = [inverse_noise(one, plan.typical_noise, power) for one in noise]
-    return list(zip(halves, reversed(weights), strict=True))
+    left = residuals(plan, coalitions, worth, base, full, size_effect=size_effect)
+    units, prior = left.values.shape[1], PRIOR * plan.class_noise.to(left.values)
+    if units < 2:
+        return [(left, inverse_noise((prior / PRIOR).expand_as(full), plan.typical_noise, power))]
+    weights = []
+    for start in (0, 1):
+        own = torch.arange(start, units, 2, device=coalitions.device)
+        if plan.paired:
+            own = torch.stack([2 * own, 2 * own + 1], 1).flatten()
+        half = residuals(plan, coalitions[:, own], worth[:, own], base, full, size_effect=size_effect)
+        noise = (half.noise().sum(1) + prior) / (half.values.shape[1] + PRIOR)  # [B, K]
+        weights.append(inverse_noise(noise, plan.typical_noise, power))
+    return [(left.part(slice(start, None, 2)), weights[1 - start]) for start in (0, 1)]
 
 
 def pilot(
