@@ -109,6 +109,15 @@ def test_an_image_has_the_same_values_in_any_batch(trunk: Trunk, order: list[int
     assert (alone[0] - alone[1]).abs().max() > 1e-3, "images must differ for this to mean anything"
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_pixels_that_are_not_finite_are_named(bad: float) -> None:
+    explainer, pixels, _ = _explained("own")
+    pixels = pixels.clone()
+    pixels[2, 0, 3, 3] = bad
+    with pytest.raises(ValueError, match="pixels that are not finite"):
+        explainer(pixels)
+
+
 def test_values_are_learned_in_units_of_the_outputs() -> None:
     model = wrap(nets.build("timm ViT"), output="identity")
     explainer = Explainer(model)

@@ -68,10 +68,8 @@ def build(arch: Arch, device: torch.device) -> tuple[Explainer, str]:
     """An explainer of a plain ViT/16 with random weights, ten classes."""
     torch.manual_seed(0)
     surrogate = wrap(build_net("transformers", arch).to(device))
-    d = surrogate.num_players
-    return Explainer(
-        surrogate, ExplainerConfig(tanh=False, output_scale=2 / d, magnitudes=True)
-    ).eval(), f"random ViT-{arch}"
+    config = ExplainerConfig(tanh=False, output_scale=2 / surrogate.num_players, magnitudes=True)
+    return Explainer(surrogate, config).eval(), f"random ViT-{arch}"
 
 
 def measure_all(

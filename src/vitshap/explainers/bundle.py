@@ -119,7 +119,11 @@ def read(name: str | os.PathLike[str], /) -> dict[str, Any]:
 
 def record(folder: str | os.PathLike[str], measured: dict[str, Any], /) -> None:
     """Write what was measured into a stored explainer's configuration and card; other entries stay."""
-    place = folders.find(folder)
+    place = Path(folder)
+    if not place.is_dir():
+        raise BundleError(
+            f"{place} is no folder: what was measured can be recorded in a stored explainer's own folder only"
+        )
     config = folders.read_config(place)
     config["quality"] = {**(config.get("quality") or {}), **measured}
     try:
