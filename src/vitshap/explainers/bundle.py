@@ -122,7 +122,7 @@ def record(folder: str | os.PathLike[str], measured: dict[str, Any], /) -> None:
     place = Path(folder)
     if not place.is_dir():
         raise BundleError(
-            f"{place} is no folder: what was measured can be recorded in a stored explainer's own folder only"
+            f"{place} is no folder: what was measured is recorded in a stored explainer's own folder"
         )
     config = folders.read_config(place)
     config["quality"] = {**(config.get("quality") or {}), **measured}
