@@ -121,9 +121,7 @@ def record(folder: str | os.PathLike[str], measured: dict[str, Any], /) -> None:
     """Write what was measured into a stored explainer's configuration and card; other entries stay."""
     place = Path(folder)
     if not place.is_dir():
-        raise BundleError(
-            f"{place} is no folder: what was measured is recorded in a stored explainer's own folder"
-        )
+        raise BundleError(f"{place} is no folder: what was measured is recorded in a stored explainer's own folder")
     config = folders.read_config(place)
     config["quality"] = {**(config.get("quality") or {}), **measured}
     try:
