@@ -49,9 +49,9 @@ class Players:
 
     def keep_tokens(self, coalitions: Coalitions, image: Tensor | None = None) -> Tensor:
         """Turn coalitions ``[n, d]`` into keep-masks over tokens ``[n, N]``; ``image`` says whose map each row uses."""
-        flat = self.labels.flatten(1).to(coalitions.device)
-        if not self.per_image and self._is_identity:
+        if self.one_token_each:
             return coalitions
+        flat = self.labels.flatten(1).to(coalitions.device)
         everyone = torch.cat([coalitions, coalitions.new_ones(len(coalitions), 1)], dim=1)
         flat = flat.where(flat >= 0, self.num_players)
         if not self.per_image:
@@ -65,10 +65,13 @@ class Players:
         return Players(self.labels[images], self.num_players) if self.per_image else self
 
     @property
-    def _is_identity(self) -> bool:
+    def one_token_each(self) -> bool:
+        """Whether every token is a player, in order: then values and coalitions of tokens are those of players."""
         # Known from the shape and a cheap comparison on the CPU, where the shared map lives.
         tokens = math.prod(self.grid)
-        return self.num_players == tokens and torch.equal(self.labels.flatten(), torch.arange(tokens))
+        if self.per_image or self.num_players != tokens:
+            return False
+        return torch.equal(self.labels.flatten(), torch.arange(tokens))
 
 
 PlayersLike: TypeAlias = "str | int | Tensor | Players"

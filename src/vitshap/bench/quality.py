@@ -18,7 +18,7 @@ from vitshap.explainers import Explainer
 from vitshap.methods import method
 from vitshap.metrics import deletion, insertion
 from vitshap.models import MaskedModel
-from vitshap.training.batches import Images
+from vitshap.training.batches import Images, evenly
 from vitshap.training.values import Evaluator
 
 TOGETHER = 250
@@ -45,8 +45,7 @@ def open_data(surrogate: MaskedModel, source: str | Path, *, layout: str = "auto
 def spread_out(model: MaskedModel, data: Any, count: int) -> tuple[Tensor, Tensor]:
     """Pixels as the net takes them and labels of ``count`` images, evenly over the data set."""
     images = Images(model, data, None, seed=0)
-    places = torch.linspace(0, len(images) - 1, min(count, len(images))).long()
-    pixels, batch = next(iter(images.views([places], 0)))
+    pixels, batch = next(iter(images.views([evenly(len(images), count)], 0)))
     return pixels, batch.labels
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating
-from vitshap.training.batches import Images, chunks
+from vitshap.training.batches import Images, evenly
 
 
 class Separation(NamedTuple):
@@ -34,9 +34,8 @@ def top_probabilities(model: MaskedModel, data: Any, *, count: int, batch: int =
     if model.unit != "probability" or model.num_classes == 1:
         raise ValueError("only a net with the probabilities of several classes can tell that none of them fits")
     images = Images(model, data, None, seed=0)
-    places = torch.linspace(0, len(images) - 1, min(count, len(images))).long()
+    order = evenly(len(images), count).split(batch)  # type: ignore[no-untyped-call]
     with torch.no_grad(), evaluating(model.net):
-        order = [places[chunk] for chunk in chunks(len(places), batch)]
         return torch.cat([model(pixels).amax(1).cpu() for pixels, _ in images.views(order, 0)])
 
 
@@ -52,5 +51,7 @@ def separate(known: Tensor, others: dict[str, Tensor], *, warned: float = 0.05) 
 
 
 def _area(known: Tensor, others: Tensor) -> float:
-    larger = (known[:, None] > others).double() + 0.5 * (known[:, None] == others).double()
-    return float(larger.mean())
+    from sklearn.metrics import roc_auc_score
+
+    is_known = torch.cat([torch.ones(len(known)), torch.zeros(len(others))])
+    return float(roc_auc_score(is_known.numpy(), torch.cat([known, others]).numpy()))

@@ -53,6 +53,8 @@ class ExplainerConfig:
         object.__setattr__(self, "init", os.fspath(self.init))
         if self.trunk not in ("own", "unet"):
             raise ValueError(f'trunk is "own" or "unet"; got {self.trunk!r}')
+        if self.trunk == "unet" and self.magnitudes:
+            raise ValueError("a U-Net has no output for magnitudes: set magnitudes to false")
         if self.trunk == "unet" and self.init == "classifier":
             raise ValueError('a U-Net cannot start as the classifier: give init="scratch" or the file of a U-Net')
 
@@ -190,6 +192,8 @@ def normalised(values: Tensor, base: Tensor, full: Tensor, player_mask: Tensor |
 
 def sum_over_players(values: Tensor, players: Players) -> Tensor:
     """Values of tokens ``[B, N, K]`` to values of players ``[B, d, K]``; nobody's tokens are dropped."""
+    if players.one_token_each:
+        return values
     batch, _, classes = values.shape
     labels = players.labels.flatten(1).to(values.device).expand(batch, -1)  # [B, N]
     index = labels.where(labels >= 0, players.num_players)[..., None].expand(-1, -1, classes)

@@ -75,6 +75,11 @@ class Images:
         )
 
 
+def evenly(n: int, count: int) -> Tensor:
+    """``count`` of the positions 0 to n - 1, or all if there are fewer, at equal distances."""
+    return torch.linspace(0, n - 1, min(count, n)).long()
+
+
 def chunks(n: int, size: int) -> list[Tensor]:
     """Positions 0 to n - 1, ``size`` at a time."""
     return list(torch.arange(n).split(size))  # type: ignore[no-untyped-call]

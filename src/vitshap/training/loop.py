@@ -165,7 +165,7 @@ class _Run:
         self.optimiser.zero_grad()
         accelerator.backward(loss)
         accelerator.clip_grad_norm_(self.module.parameters(), config.clip)
-        self.unread.append((self.state.step, rate, accelerator.reduce(loss.detach().float(), reduction="mean").clone()))
+        self.unread.append((self.state.step, rate, accelerator.reduce(loss.detach().float(), reduction="mean")))
         self.optimiser.step()
         self.state.step += 1
 

@@ -20,7 +20,7 @@ from vitshap.coalitions import Coalitions
 from vitshap.data import CachedPixels, sample_coalitions
 from vitshap.data.pixels import free_bytes
 from vitshap.models import MaskedModel
-from vitshap.training.batches import Images, chunks
+from vitshap.training.batches import Images, chunks, evenly
 from vitshap.training.noise import Plan
 
 ROWS = 1 << 15
@@ -164,9 +164,8 @@ class ValueStore:
 
 def pilot_values(evaluate: Evaluator, images: Images, coalitions: Coalitions, *, count: int) -> Worth:
     """Values of the same coalitions ``[S, d]`` for ``count`` training images."""
-    spread_out = torch.linspace(0, len(images) - 1, min(count, len(images))).long()
     found: list[Worth] = []
-    for pixels, _ in images.views(spread_out.split(max(1, ROWS // len(coalitions))), 0):  # type: ignore[no-untyped-call]
+    for pixels, _ in images.views(evenly(len(images), count).split(max(1, ROWS // len(coalitions))), 0):  # type: ignore[no-untyped-call]
         found.append(evaluate(pixels, coalitions.to(pixels.device).expand(len(pixels), -1, -1)))
     return Worth(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
