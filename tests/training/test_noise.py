@@ -10,8 +10,12 @@ from torch import Tensor
 
 from vitshap.coalitions import CoalitionLaw, all_coalitions, shapley_kernel
 from vitshap.estimators.exact import exact
+from vitshap.explainers.sizes import size_bumps
 from vitshap.game import Game
+from vitshap.training.configs import ValuesConfig
+from vitshap.training.explainer import _ValuesStep
 from vitshap.training.noise import (
+    Known,
     Plan,
     _without_curve,
     inverse_noise,
@@ -211,3 +215,68 @@ def test_pairs_of_the_shapley_kernel_have_one_weight() -> None:
     left = residuals(_plan(shapley_kernel(D), paired=True), drawn, torch.zeros(1, 40, 2), zero, zero)
     assert left.values.shape == (1, 20, 2)
     assert float(left.weights.max() - left.weights.min()) < 1e-5
+
+
+def _known(seed: int, views: int, scale: float = 1.0) -> Known:
+    """Some explainer's answer, the same for all views: wrong values and profiles that differ between classes."""
+    generator = torch.Generator().manual_seed(seed)
+    bumps = len(size_bumps(D))
+    values = scale * torch.randn(1, D, 2, generator=generator)
+    shares = torch.randn(1, bumps, 2, generator=generator).softmax(1)
+    return Known(values.expand(views, -1, -1), shares.expand(views, -1, -1))
+
+
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize("size_effect", [False, True])
+def test_cancelling_leaves_no_bias_however_wrong_the_known_values_are(paired: bool, size_effect: bool) -> None:
+    table, views, n = _table(3), 20_000, 12
+    law = shapley_kernel(D) if paired else _law([0.5, 0.2, 0.1, 0.1, 0.1])
+    drawn = law.sample(views * n, paired=paired, generator=torch.Generator().manual_seed(0)).view(views, n, D)
+    base, full = table[:1].expand(views, -1).float(), table[-1:].expand(views, -1).float()
+    known = _known(5, views)
+    left = residuals(
+        _plan(law, paired=paired), drawn, _worth(table, drawn).float(), base, full, size_effect=size_effect, known=known
+    )
+    labels = left.labels().double() + known.values - known.values.mean(1, keepdim=True)
+    shapley = _shapley(table)
+    error = labels.mean(0) - (shapley - shapley.mean(0))
+    assert float((error / (labels.std(0) / views**0.5)).abs().max()) < 4.5
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_the_right_values_and_profile_leave_no_noise(paired: bool) -> None:
+    """A game whose effects differ between sizes, but are linear at each: nothing is left of it."""
+    generator = torch.Generator().manual_seed(0)
+    effects, shares = torch.randn(D, 2, generator=generator), torch.rand(len(size_bumps(D)), 2, generator=generator)
+    effects, shares = effects - effects.mean(0), shares / shares.sum(0)
+    law = shapley_kernel(D)
+    drawn = law.sample(30 * 8, paired=paired, generator=generator).view(30, 8, D)
+    sizes = drawn.sum(2)
+    profile = size_bumps(D).T.float()[sizes] @ shares
+    worth = profile * (drawn.float() @ effects)
+    known = Known(effects.expand(30, -1, -1), shares.expand(30, -1, -1))
+    zero = torch.zeros(30, 2)
+    plan = _plan(law, paired=paired)
+    left = residuals(plan, drawn, worth, zero, zero, size_effect=False, known=known)
+    assert float(residuals(plan, drawn, worth, zero, zero, size_effect=False).noise().mean()) > 0.1
+    assert float(left.values.abs().max()) < 1e-5
+
+
+def test_the_explainers_gradient_is_the_one_of_unbiased_labels() -> None:
+    """The step's loss, differentiated: its mean over many draws is the distance to the Shapley values."""
+    table, views, n = _table(3), 20_000, 8
+    law = _law([0.4, 0.2, 0.2, 0.1, 0.1])
+    drawn = law.sample(views * n, generator=torch.Generator().manual_seed(0)).view(views, n, D)
+    base, full = table[:1].expand(views, -1).float(), table[-1:].expand(views, -1).float()
+    known = _known(6, views, scale=0.3)
+    values = known.values.clone().requires_grad_()
+    halves = weighted_halves(
+        _plan(law, paired=False), drawn, _worth(table, drawn).float(), base, full, power=0.0, known=known
+    )
+    step = _ValuesStep.__new__(_ValuesStep)
+    step.config = ValuesConfig(loss="cancelled")
+    total = sum(step._errors(half, values, known).sum() for half, _ in halves) / 2
+    (gradient,) = torch.autograd.grad(total, values)
+    wrong = known.values[0] - known.values[0].mean(0) - (_shapley(table) - _shapley(table).mean(0))
+    error = gradient.double() / 2 - wrong
+    assert float((error.mean(0) / (error.std(0) / views**0.5)).abs().max()) < 4.5

@@ -13,10 +13,12 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitshap.explainers import weights
+from vitshap.explainers.sizes import even_shares
 from vitshap.explainers.unet import UNet
 from vitshap.models import MaskedModel
 from vitshap.models.base import Adapter, CannotMask, find_adapter, unwrapped
@@ -45,6 +47,9 @@ class ExplainerConfig:
     magnitudes: bool = False
     """Learn how large an image's values are for each class beside the pattern that they make: values of different classes
     may differ by orders of magnitude. A U-Net has no such output."""
+    profiles: bool = False
+    """Learn at which sizes of coalitions the values of an image and class come about. It changes no explanation: training
+    cancels noise with it. A U-Net has no such output."""
     trunk: Trunk = "own"
     """A net like the explained one ("own"), or a U-Net on pixels, which any net can have ("unet")."""
 
@@ -53,8 +58,9 @@ class ExplainerConfig:
         object.__setattr__(self, "init", os.fspath(self.init))
         if self.trunk not in ("own", "unet"):
             raise ValueError(f'trunk is "own" or "unet"; got {self.trunk!r}')
-        if self.trunk == "unet" and self.magnitudes:
-            raise ValueError("a U-Net has no output for magnitudes: set magnitudes to false")
+        for name in ("magnitudes", "profiles"):
+            if self.trunk == "unet" and getattr(self, name):
+                raise ValueError(f"a U-Net has no output for {name}: set {name} to false")
         if self.trunk == "unet" and self.init == "classifier":
             raise ValueError('a U-Net cannot start as the classifier: give init="scratch" or the file of a U-Net')
 
@@ -84,15 +90,20 @@ class ExplainerNetwork(nn.Module):
 
     def token_values(self, images: Tensor) -> Tensor:
         """Values of the patches, ``[B, N, K]``."""
-        values: Tensor
+        return self.outputs(images)[0]
+
+    def outputs(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Values of the patches, and with ``profiles`` the shares ``[B, J, K]`` that the bumps of ``sizes.py`` have in
+        each class's profile; these send no gradient into the trunk."""
+        shares: Tensor | None = None
         if self.adapter is None:
-            values = self.head(self.trunk(images)).float()
+            values: Tensor = self.head(self.trunk(images)).float()
         else:
-            tokens = weights.encoded(self.adapter, images)
-            values = self.head(tokens)[:, self.adapter.prefix :].float()  # [B, N, K]
+            values, shares = self.head(weights.encoded(self.adapter, images))
+            values = values[:, self.adapter.prefix :].float()  # [B, N, K]
         if self.config.tanh:
             values = values.tanh()
-        return values * self.config.output_scale
+        return values * self.config.output_scale, shares
 
     def _build_own(self, model: MaskedModel, classifier: MaskedModel | None) -> None:
         config = self.config
@@ -109,7 +120,12 @@ class ExplainerNetwork(nn.Module):
         for name, parameter in self.trunk.named_parameters():
             parameter.requires_grad_(config.train_trunk and name in read)
         self.head: nn.Module = Head(
-            width, _heads(width), model.num_classes, extra_block=config.extra_block, magnitudes=config.magnitudes
+            width,
+            _heads(width),
+            model.num_classes,
+            extra_block=config.extra_block,
+            magnitudes=config.magnitudes,
+            bumps=even_shares(model.num_players) if config.profiles else None,
         )
 
     def _build_unet(self, model: MaskedModel) -> None:
@@ -124,16 +140,22 @@ class Head(nn.Module):
     """One attention block, a norm, and three fully connected layers D - 4D - 4D - K."""
 
     def __init__(
-        self, width: int, heads: int, num_classes: int, *, extra_block: bool = True, magnitudes: bool = False
+        self,
+        width: int,
+        heads: int,
+        num_classes: int,
+        *,
+        extra_block: bool = True,
+        magnitudes: bool = False,
+        bumps: Tensor | None = None,
     ) -> None:
-        """``heads`` of the attention block; ``magnitudes``: see ``ExplainerConfig``."""
+        """``heads`` of the attention block; ``magnitudes``: see ``ExplainerConfig``; ``bumps``: the shares ``[J]`` that
+        profiles begin with, None for no profiles."""
         super().__init__()
-        self.magnitudes: nn.Module | None = None
-        if magnitudes:
-            last = nn.Linear(width, num_classes)
-            nn.init.zeros_(last.weight)  # all alike at first
-            nn.init.zeros_(last.bias)
-            self.magnitudes = nn.Sequential(nn.LayerNorm(width), last)
+        self.magnitudes = _of_image(width, torch.zeros(num_classes)) if magnitudes else None
+        self.profiles = None
+        if bumps is not None:
+            self.profiles = _of_image(width, bumps.float().log()[:, None].expand(-1, num_classes))
         self.block = AttentionBlock(width, heads) if extra_block else nn.Identity()
         self.layers = nn.Sequential(
             nn.LayerNorm(width),
@@ -144,14 +166,17 @@ class Head(nn.Module):
             nn.Linear(4 * width, num_classes),
         )
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """``[B, L, D] -> [B, L, K]``."""
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        """``[B, L, D]`` to values ``[B, L, K]`` and, if there are profiles, shares ``[B, J, K]``."""
         tokens = self.block(tokens)
         values: Tensor = self.layers(tokens)
-        if self.magnitudes is None:
-            return values
-        log_size: Tensor = self.magnitudes(tokens.mean(1, keepdim=True)).float()
-        return values.float() * log_size.clamp(-LARGEST, LARGEST).exp()
+        if self.magnitudes is not None:
+            log_size: Tensor = self.magnitudes(tokens.mean(1, keepdim=True)).float()
+            values = values.float() * log_size.clamp(-LARGEST, LARGEST).exp()
+        if self.profiles is None or not self.training:
+            return values, None
+        scores: Tensor = self.profiles(tokens.detach().mean(1)).float()
+        return values, scores.unflatten(1, (-1, values.shape[2])).softmax(1)
 
 
 class AttentionBlock(nn.Module):
@@ -174,6 +199,15 @@ class AttentionBlock(nn.Module):
         tokens = tokens + self.project(attended)
         mixed: Tensor = tokens + self.mlp(self.norm2(tokens))
         return mixed
+
+
+def _of_image(width: int, begin: Tensor) -> nn.Sequential:
+    """Outputs of an image's mean token that are ``begin`` (flattened) for every image at first."""
+    last = nn.Linear(width, begin.numel())
+    nn.init.zeros_(last.weight)
+    with torch.no_grad():
+        last.bias.copy_(begin.flatten())
+    return nn.Sequential(nn.LayerNorm(width), last)
 
 
 def normalised(values: Tensor, base: Tensor, full: Tensor, player_mask: Tensor | None = None) -> Tensor:

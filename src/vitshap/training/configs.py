@@ -59,8 +59,9 @@ class ValuesConfig:
     """Weigh each view and class by its noise variance to the power of minus this; 0: all the same."""
     allocation: Literal["pilot", "shapley"] = "pilot"
     """Sizes of coalitions: where a pilot on a few images finds the noise, or those of the Shapley kernel, in pairs."""
-    loss: Literal["regression", "labels"] = "regression"
-    """Fit the values of coalitions, or unbiased estimates of the Shapley values made from them."""
+    loss: Literal["cancelled", "labels", "regression"] = "cancelled"
+    """Fit unbiased estimates of the Shapley values: with the noise cancelled that the explainer can predict (needs
+    network.profiles, else it is the next), or as they are ("labels"); or fit the values of coalitions ("regression")."""
     memory_gib: float | None = None
     """Memory for values on the device; what does not fit is computed again. null: half of what is free."""
 

@@ -25,7 +25,7 @@ from vitshap.training.configs import ExplainerTraining, ValuesConfig
 from vitshap.training.fit import kept_or_temporary
 from vitshap.training.held_out import HeldOut
 from vitshap.training.loop import Task, train
-from vitshap.training.noise import Plan, Residuals, pilot, weighted_halves
+from vitshap.training.noise import Known, Plan, Residuals, pilot, weighted_halves
 from vitshap.training.objectives import explainer_loss
 from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, Evaluator, ValueStore, null_values, pilot_values
 
@@ -128,7 +128,9 @@ def network_config(config: ExplainerTraining, num_players: int) -> ExplainerConf
     if config.procedure == "paper":
         return ExplainerConfig()
     # Values are of the order of 1/d: outputs in that unit are learned faster, and need no bound.
-    return ExplainerConfig(tanh=False, output_scale=2 / num_players, magnitudes=True)
+    return ExplainerConfig(
+        tanh=False, output_scale=2 / num_players, magnitudes=True, profiles=config.values.loss == "cancelled"
+    )
 
 
 def plan_evaluations(evaluate: Evaluator, images: Images, config: ValuesConfig, null: Tensor) -> Plan:
@@ -180,14 +182,15 @@ class _Step(nn.Module):
     def __init__(self, explainer: Explainer, *, compiled: bool) -> None:
         super().__init__()
         self.explainer = explainer
-        self._token_values = explainer.network.token_values
+        self._outputs = explainer.network.outputs
         if compiled and explainer.null_values.device.type == "cuda":
             # Validation has other shapes and stays as it is.
-            self._token_values = torch.compile(self._token_values, dynamic=False, mode="reduce-overhead")
+            self._outputs = torch.compile(self._outputs, dynamic=False, mode="reduce-overhead")
 
-    def values(self, pixels: Tensor, full: Tensor) -> Tensor:
-        raw = sum_over_players(self._token_values(pixels), self.explainer.surrogate.players)
-        return self.explainer.efficient(raw, full)
+    def learned(self, pixels: Tensor, full: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Values ``[B, d, K]``, and shares of profiles where the network learns them."""
+        values, shares = self._outputs(pixels)
+        return self.explainer.efficient(sum_over_players(values, self.explainer.surrogate.players), full), shares
 
 
 class _PaperStep(_Step):
@@ -195,7 +198,7 @@ class _PaperStep(_Step):
         surrogate = self.explainer.surrogate
         with torch.no_grad():
             full, worth = surrogate(pixels), surrogate(pixels, coalitions)
-        values, scale = self.values(pixels, full), self.explainer.scale
+        (values, _), scale = self.learned(pixels, full), self.explainer.scale
         base = self.explainer.null_values.expand_as(full)
         return explainer_loss(values / scale, coalitions, worth / scale, base / scale)
 
@@ -206,26 +209,32 @@ class _ValuesStep(_Step):
         self.plan, self.config = plan, config
 
     def forward(self, pixels: Tensor, coalitions: Tensor, full: Tensor, worth: Tensor) -> Tensor:
-        values = self.values(pixels, full).float()
+        values, shares = self.learned(pixels, full)
+        values, known = values.float(), None
+        if shares is not None and self.config.loss == "cancelled":
+            known = Known(values.detach(), shares)
         with torch.autocast(pixels.device.type, enabled=False):
             base, plan = self.explainer.null_values.expand_as(full), self.plan
-            with torch.no_grad():
-                halves = weighted_halves(
-                    plan,
-                    coalitions,
-                    worth,
-                    base,
-                    full,
-                    power=self.config.noise_weights,
-                    size_effect=self.config.size_effect,
-                )
-            errors = [(weights * self._errors(half, values)).mean() for half, weights in halves]
+            halves = weighted_halves(
+                plan,
+                coalitions,
+                worth,
+                base,
+                full,
+                power=self.config.noise_weights,
+                size_effect=self.config.size_effect,
+                known=known,
+            )
+            errors = [(weights * self._errors(half, values, known)).mean() for half, weights in halves]
             units = sum(half.values.shape[1] for half, _ in halves)
             return units * torch.stack(errors).mean()
 
-    def _errors(self, left: Residuals, values: Tensor) -> Tensor:
+    def _errors(self, left: Residuals, values: Tensor, known: Known | None) -> Tensor:
         """Of views and classes, ``[B, K]``."""
         if self.config.loss == "regression":
             return left.squared_errors(values).mean(1)
-        centred = values - values.mean(1, keepdim=True)
-        return (centred - left.labels()).square().sum(1)
+        labels = left.labels().detach()
+        if known is None:
+            return (values - values.mean(1, keepdim=True) - labels).square().sum(1)
+        # Labels of what the known values miss; and profiles learn to leave little noise, whatever the values.
+        return (values - known.values - labels).square().sum(1) + left.noise().mean(1) / left.values.shape[1]

@@ -81,7 +81,8 @@ class HeldOut:
         if self.plan is not None and self.planned is not None and self.planned_worth is not None:
             drawn = self.planned(indices, self.images.seed)
             halves = weighted_halves(self.plan, drawn, self.planned_worth[here], base, full, power=self.power)
-            errors = [(weights * half.squared_errors(values).mean(1)).mean() for half, weights in halves]
+            centred = values - values.mean(1, keepdim=True)
+            errors = [(weights * (centred - half.labels()).square().sum(1)).mean() for half, weights in halves]
             found["selection_loss"] = torch.stack(errors).mean()
         return {name: float(loss) for name, loss in found.items()}
 

@@ -12,7 +12,11 @@ because the Shapley values are the mean over sizes of the linear effects at each
   values among coalitions of one size, which a pilot on a few images measures;
 - a pair (s, 1 - s) may stand for its difference, whose even parts cancel: worth it where the two sides are equally noisy,
   a waste where one of them hardly varies. The pilot decides;
-- least squares of ``v(s) - m(k)`` on ``c`` with weights a(k) has the same optimum, and no noise from what is linear.
+- the explainer's own values phi' may be used to cancel noise: with any profile w of the sizes whose mean over them is 1,
+  ``phi' + E[ a(k) c (v(s) - m(k) - w(k) c phi') ]`` is still phi, and what a coalition's members add up to at its size is
+  no noise any more;
+- least squares of ``v(s) - m(k)`` on ``c`` with weights a(k) is the same with w = 1, which cancels noise where effects are
+  alike at all sizes and adds much where they are not.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import torch
 from torch import Tensor
 
 from vitshap.coalitions import CoalitionLaw, Coalitions, of_sizes, shapley_kernel
+from vitshap.explainers.sizes import size_bumps
 
 RIDGE = 1.0
 """Prior of the curve's coefficients, in observations: pulls a curve from few coalitions towards the pilot's."""
@@ -61,9 +66,27 @@ class Plan:
         inverse: Tensor = 1 / (size * (d - size) / d * self.law.size_probabilities)
         return inverse.to(self.curve.device)
 
+    @cached_property
+    def bumps(self) -> Tensor:
+        """Bumps of profiles at every size, float32 ``[d + 1, J]``; a pair has the mean of its two sizes."""
+        bumps = size_bumps(self.law.num_players)
+        if self.paired:
+            bumps = (bumps + bumps.flip(1)) / 2
+        return bumps.T.float().to(self.curve.device)
+
     def on(self, device: torch.device) -> Plan:
         """The same with what every step reads on ``device``; the law, which is drawn from, stays where it is."""
         return replace(self, curve=self.curve.to(device), class_noise=self.class_noise.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What an explainer says of a batch of views, which cancels noise as far as it is right."""
+
+    values: Tensor
+    """``[B, d, K]``."""
+    shares: Tensor
+    """Of bumps in the profile of sizes, ``[B, J, K]``, adding up to 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,9 +120,19 @@ class Residuals:
 
 
 def residuals(
-    plan: Plan, coalitions: Coalitions, worth: Tensor, base: Tensor, full: Tensor, *, size_effect: bool = True
+    plan: Plan,
+    coalitions: Coalitions,
+    worth: Tensor,
+    base: Tensor,
+    full: Tensor,
+    *,
+    size_effect: bool = True,
+    known: Known | None = None,
 ) -> Residuals:
-    """Of coalitions bool ``[B, S, d]`` with values ``[B, S, K]``; ``base``, ``full``: v(0), v(1) ``[B, K]``."""
+    """Of coalitions bool ``[B, S, d]`` with values ``[B, S, K]``; ``base``, ``full``: v(0), v(1) ``[B, K]``.
+
+    With ``known``, what is left of the explainer's values by its profile.
+    """
     d = coalitions.shape[2]
     sizes = coalitions.sum(2)  # [B, S]
     curve = (plan.curve if size_effect else torch.linspace(0, 1, d + 1)).to(worth)
@@ -107,12 +140,15 @@ def residuals(
     if plan.paired:
         coalitions, sizes = coalitions[:, ::2], sizes[:, ::2]
         left = left[:, ::2] - left[:, 1::2]
+    weights = plan.weights.to(left)[sizes]
     centred = coalitions.to(left.dtype) - (sizes / d)[..., None]
+    if plan.paired:
+        weights, centred = weights / 4, 2 * centred
+    if known is not None:
+        profile = plan.bumps.to(known.shares)[sizes] @ known.shares  # [B, n, K]
+        left = left - profile * (centred @ known.values)
     if size_effect:
         left = _without_curve(left, sizes, d, odd=plan.paired)
-    weights = plan.weights.to(left)[sizes]
-    if plan.paired:
-        return Residuals(2 * centred, left, weights / 4)
     return Residuals(centred, left, weights)
 
 
@@ -130,13 +166,14 @@ def weighted_halves(
     *,
     power: float,
     size_effect: bool = True,
+    known: Known | None = None,
 ) -> list[tuple[Residuals, Tensor]]:
     """Residuals of both halves of a view's units, each with weights ``[B, K]`` by the noise that the other half shows.
 
     The noise is guessed without any value that it weighs, also when a curve is fitted: else values far from zero would
     count less, a bias. A single unit has the weight of its class.
     """
-    left = residuals(plan, coalitions, worth, base, full, size_effect=size_effect)
+    left = residuals(plan, coalitions, worth, base, full, size_effect=size_effect, known=known)
     units, prior = left.values.shape[1], PRIOR * plan.class_noise.to(left.values)
     if units < 2:
         return [(left, inverse_noise((prior / PRIOR).expand_as(full), plan.typical_noise, power))]
@@ -145,9 +182,10 @@ def weighted_halves(
         own = torch.arange(start, units, 2, device=coalitions.device)
         if plan.paired:
             own = torch.stack([2 * own, 2 * own + 1], 1).flatten()
-        half = residuals(plan, coalitions[:, own], worth[:, own], base, full, size_effect=size_effect)
-        noise = (half.noise().sum(1) + prior) / (half.values.shape[1] + PRIOR)  # [B, K]
-        weights.append(inverse_noise(noise, plan.typical_noise, power))
+        with torch.no_grad():
+            half = residuals(plan, coalitions[:, own], worth[:, own], base, full, size_effect=size_effect, known=known)
+            noise = (half.noise().sum(1) + prior) / (half.values.shape[1] + PRIOR)  # [B, K]
+            weights.append(inverse_noise(noise, plan.typical_noise, power))
     return [(left.part(slice(start, None, 2)), weights[1 - start]) for start in (0, 1)]
 
 
