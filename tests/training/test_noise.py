@@ -158,13 +158,31 @@ def test_the_curve_leaves_each_coalition_out(odd: bool) -> None:
     sizes = torch.randint(1, 20, (1, 9), generator=generator)
     values = torch.randn(1, 9, 2, generator=generator)
     left = _without_curve(values, sizes, 20, odd=odd)
-    position = (sizes[0] / (20 - sizes[0])).log() / 2
-    basis = torch.stack([position**p for p in ((1, 3) if odd else (0, 1, 2, 3))], 1)
-    for i in range(9):
-        others = torch.arange(9) != i
-        b, v = basis[others], values[0, others]
-        fitted = torch.linalg.solve(b.T @ b + torch.eye(b.shape[1]), b.T @ v)
-        torch.testing.assert_close(left[0, i], values[0, i] - basis[i] @ fitted, atol=1e-4, rtol=1e-3)
+    moved = values.clone()
+    moved[0, 4] += 1
+    step = _without_curve(moved, sizes, 20, odd=odd) - left
+    torch.testing.assert_close(step[0, 4], torch.ones(2))  # no part of its own curve
+    assert float(step[0, :4].abs().max()) > 0  # but of others'
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_the_curve_follows_the_size_and_ends_at_the_pilots(odd: bool) -> None:
+    sizes = torch.arange(1, 100).repeat(4)[None]
+    position = (sizes / (100 - sizes)).log() / 2
+    smooth = torch.sin(position)[..., None] if odd else torch.cos(position)[..., None]
+    left = _without_curve(smooth, sizes, 100, odd=odd)
+    assert float(left.square().mean()) < 0.02 * float(smooth.square().mean())
+    alone = torch.tensor([[1, 99 if not odd else 50]])  # nothing of a similar size: the pilot's curve, which is zero here
+    torch.testing.assert_close(_without_curve(torch.ones(1, 2, 1), alone, 100, odd=odd), torch.ones(1, 2, 1))
+
+
+def test_settled_values_are_not_disturbed_by_the_spread_at_other_sizes() -> None:
+    """Half of the coalitions are small and vary, half are large and do not: nothing is left of the large ones."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.cat([torch.randint(1, 4, (20,), generator=generator), torch.randint(100, 190, (20,), generator=generator)])
+    values = torch.randn(1, 40, 1, generator=generator) * (sizes < 50)[None, :, None]
+    left = _without_curve(values, sizes[None], 196, odd=False)
+    assert float(left[0, 20:].abs().max()) < 1e-6
 
 
 def _pilot(value) -> Plan:

@@ -41,7 +41,14 @@ class Line:
 def variants(views: int, coalitions: int, num_players: int, *, passes: int = 2) -> dict[str, ExplainerTraining]:
     """The paper's procedure, its loss on stored values, every step alone on top of that, all together, and all but one."""
     loop = LoopConfig(epochs=passes * views, batch_size=256, learning_rate=3e-4, warmup_steps=200, save_every=10**9)
-    plain = ValuesConfig(views=views, coalitions=coalitions, size_effect=False, noise_weights=0.0, allocation="shapley")
+    plain = ValuesConfig(
+        views=views,
+        coalitions=coalitions,
+        size_effect=False,
+        noise_weights=0.0,
+        allocation="shapley",
+        loss="regression",
+    )
     authors = ExplainerTraining(loop=loop, values=plain, network=ExplainerConfig())
     stored = replace(authors, network=ExplainerConfig(tanh=False, output_scale=2 / num_players))
     whole = STEPS.values()
@@ -60,6 +67,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "size effect removed": {"values": {"size_effect": True}},
     "noise weights": {"values": {"noise_weights": ValuesConfig.noise_weights}},
     "sizes by pilot": {"values": {"allocation": "pilot"}},
+    "noise cancelled": {"values": {"loss": "cancelled"}, "network": {"profiles": True}},
     "magnitudes": {"network": {"magnitudes": True}},
     "upright photos": {"augmentation": {"vertical_flip": 0.0}},
     "smaller crops": {"augmentation": {"crop_scale": (0.25, 1.0)}},

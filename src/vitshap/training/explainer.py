@@ -29,6 +29,9 @@ from vitshap.training.noise import Known, Plan, Residuals, pilot, weighted_halve
 from vitshap.training.objectives import explainer_loss
 from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, Evaluator, ValueStore, null_values, pilot_values
 
+ASIDE = 0.01
+"""Scale of the loss of what is learned beside the values."""
+
 
 def fit_explainer(
     surrogate: MaskedModel,
@@ -236,5 +239,7 @@ class _ValuesStep(_Step):
         labels = left.labels().detach()
         if known is None:
             return (values - values.mean(1, keepdim=True) - labels).square().sum(1)
-        # Labels of what the known values miss; and profiles learn to leave little noise, whatever the values.
-        return (values - known.values - labels).square().sum(1) + left.noise().mean(1) / left.values.shape[1]
+        # Labels of what the known values miss. Profiles learn to leave little, by a loss so small that it hardly counts when
+        # gradients are clipped: the optimiser does not mind its scale.
+        unexplained = (left.weights[..., None] * left.values.square()).mean(1)
+        return (values - known.values - labels).square().sum(1) + ASIDE * unexplained

@@ -7,7 +7,7 @@ centred) and ``a(k) = d / (k (d - k) q(k))``,
 
 because the Shapley values are the mean over sizes of the linear effects at each size. So
 
-- the curve m may be fitted: here to the view's other coalitions (leave one out), which keeps the expectation exact;
+- the curve m may come from the view's other coalitions (leave one out), which keeps the expectation exact;
 - q may be chosen: the variance is smallest for q proportional to sd_k(v) / sqrt(k (d - k)), with sd_k the spread of
   values among coalitions of one size, which a pilot on a few images measures;
 - a pair (s, 1 - s) may stand for its difference, whose even parts cancel: worth it where the two sides are equally noisy,
@@ -32,8 +32,10 @@ from torch import Tensor
 from vitshap.coalitions import CoalitionLaw, Coalitions, of_sizes, shapley_kernel
 from vitshap.explainers.sizes import size_bumps
 
-RIDGE = 1.0
-"""Prior of the curve's coefficients, in observations: pulls a curve from few coalitions towards the pilot's."""
+NEARBY = 0.3
+"""Sizes of coalitions that are averaged for the curve: a standard deviation in half log-odds of the size."""
+TRUST = 1.0
+"""Coalitions that the pilot's curve counts as."""
 SAFETY = 0.1
 """Part of the pilot's law that stays the Shapley kernel, so that no weight is larger than ten times its own."""
 PRIOR = 4
@@ -284,13 +286,18 @@ def _best_law(kernel: CoalitionLaw, spread: Tensor) -> CoalitionLaw:
 
 
 def _without_curve(values: Tensor, sizes: Tensor, d: int, *, odd: bool) -> Tensor:
-    """Residuals ``[B, n, K]`` of a smooth curve of the size, each from a curve fitted to the others (ridge)."""
+    """Residuals ``[B, n, K]``: each minus a mean of the others, those of similar size, with zero counted in.
+
+    A local mean and no polynomial: values that have settled at large sizes are told nothing by the spread at small ones,
+    and an error there would weigh most. Values of pairs change their sign with the side (``odd``).
+    """
     position = (sizes / (d - sizes)).log() / 2  # [B, n], symmetric about d/2
-    powers = (1, 3) if odd else (0, 1, 2, 3)
-    basis = torch.stack([position**p for p in powers], -1).to(values.dtype)  # [B, n, p]
-    gram = basis.transpose(1, 2) @ basis + RIDGE * torch.eye(len(powers), device=values.device, dtype=values.dtype)
-    # A ridge is never singular: without the check a GPU need not be waited for.
-    solved = torch.linalg.solve_ex(gram, basis.transpose(1, 2)).result  # [B, p, n]
-    leverage = (basis * solved.transpose(1, 2)).sum(-1)  # [B, n]
-    left: Tensor = (values - basis @ (solved @ values)) / (1 - leverage)[..., None]
-    return left
+    near = _nearness(position[:, :, None] - position[:, None])  # [B, n, n]
+    across = _nearness(position[:, :, None] + position[:, None]) if odd else torch.zeros_like(near)
+    others = 1 - torch.eye(sizes.shape[1], device=values.device)
+    total: Tensor = ((near + across) * others).sum(2, keepdim=True) + TRUST
+    return values - ((near - across) * others / total).to(values.dtype) @ values
+
+
+def _nearness(distance: Tensor) -> Tensor:
+    return torch.exp(-0.5 * (distance / NEARBY).square())
