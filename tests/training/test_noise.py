@@ -172,14 +172,16 @@ def test_the_curve_follows_the_size_and_ends_at_the_pilots(odd: bool) -> None:
     smooth = torch.sin(position)[..., None] if odd else torch.cos(position)[..., None]
     left = _without_curve(smooth, sizes, 100, odd=odd)
     assert float(left.square().mean()) < 0.02 * float(smooth.square().mean())
-    alone = torch.tensor([[1, 99 if not odd else 50]])  # nothing of a similar size: the pilot's curve, which is zero here
+    alone = torch.tensor(
+        [[1, 99 if not odd else 50]]
+    )  # nothing of a similar size: the pilot's curve, which is zero here
     torch.testing.assert_close(_without_curve(torch.ones(1, 2, 1), alone, 100, odd=odd), torch.ones(1, 2, 1))
 
 
 def test_settled_values_are_not_disturbed_by_the_spread_at_other_sizes() -> None:
     """Half of the coalitions are small and vary, half are large and do not: nothing is left of the large ones."""
     generator = torch.Generator().manual_seed(0)
-    sizes = torch.cat([torch.randint(1, 4, (20,), generator=generator), torch.randint(100, 190, (20,), generator=generator)])
+    sizes = torch.cat([torch.randint(*ends, (20,), generator=generator) for ends in ((1, 4), (100, 190))])
     values = torch.randn(1, 40, 1, generator=generator) * (sizes < 50)[None, :, None]
     left = _without_curve(values, sizes[None], 196, odd=False)
     assert float(left[0, 20:].abs().max()) < 1e-6

@@ -176,7 +176,7 @@ class Head(nn.Module):
         if self.profiles is None or not self.training:
             return values, None
         scores: Tensor = self.profiles(tokens.detach().mean(1)).float()
-        return values, scores.unflatten(1, (-1, values.shape[2])).softmax(1)
+        return values, scores.view(len(scores), -1, values.shape[2]).softmax(1)
 
 
 class AttentionBlock(nn.Module):

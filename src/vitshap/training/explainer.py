@@ -239,7 +239,7 @@ class _ValuesStep(_Step):
         labels = left.labels().detach()
         if known is None:
             return (values - values.mean(1, keepdim=True) - labels).square().sum(1)
-        # Labels of what the known values miss. Profiles learn to leave little, by a loss so small that it hardly counts when
-        # gradients are clipped: the optimiser does not mind its scale.
+        # Labels of what the known values miss. Profiles learn to leave little, by a loss so small that it hardly counts
+        # when gradients are clipped: the optimiser does not mind its scale.
         unexplained = (left.weights[..., None] * left.values.square()).mean(1)
         return (values - known.values - labels).square().sum(1) + ASIDE * unexplained
