@@ -21,6 +21,7 @@ from vitshap.explainers.network import (
     normalised,
     sum_over_players,
 )
+from vitshap.explainers.sizes import even_shares
 from vitshap.models import wrap
 from vitshap.players import blocks, from_labels, patches
 
@@ -190,6 +191,24 @@ def test_magnitudes_begin_alike_and_scale_the_values_of_a_class() -> None:
         times = torch.ones(values.shape[2])
         times[1] = math.exp(LARGEST)
         torch.testing.assert_close(sized.token_values(pixels), values * times)
+
+
+def test_profiles_begin_flat_and_change_neither_values_nor_trunk() -> None:
+    model, pixels = wrap(nets.build("timm ViT")), nets.images("timm ViT")
+    plain, more = (ExplainerNetwork(model, ExplainerConfig(profiles=on)) for on in (False, True))
+    more.head.load_state_dict(plain.head.state_dict(), strict=False)
+    values, nothing = plain.train().outputs(pixels)
+    assert nothing is None
+    with_profiles, shares = more.train().outputs(pixels)
+    torch.testing.assert_close(with_profiles, values)
+    assert shares is not None
+    flat = even_shares(model.num_players).float()[:, None].expand(-1, model.num_classes)
+    torch.testing.assert_close(shares, flat.expand_as(shares))
+    shares.square().sum().backward()
+    learning = {name for name, p in more.named_parameters() if p.grad is not None and bool(p.grad.abs().sum() > 0)}
+    assert learning
+    assert all(name.startswith("head.profiles") for name in learning)
+    assert more.eval().outputs(pixels)[1] is None  # explanations need none
 
 
 def test_players_of_several_tokens_have_the_sum() -> None:

@@ -134,8 +134,9 @@ def test_a_unet_starts_from_its_own_file_alone(tmp_path: Path) -> None:
     vit = _write(tmp_path / "vit.safetensors", model.net.state_dict())
     with pytest.raises(ValueError, match="do not fit UNet"):
         Explainer(model, ExplainerConfig(trunk="unet", init=vit))
-    with pytest.raises(ValueError, match="magnitudes"):
-        ExplainerConfig(trunk="unet", magnitudes=True)
+    for name in ("magnitudes", "profiles"):
+        with pytest.raises(ValueError, match=f"set {name} to false"):
+            ExplainerConfig(trunk="unet", **{name: True})
     with pytest.raises(ValueError, match="U-Net cannot start as the classifier"):
         ExplainerConfig(trunk="unet", init="classifier")
     with pytest.raises(ValueError, match='trunk is "own" or "unet"; got \'resnet\''):

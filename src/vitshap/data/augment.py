@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -142,7 +143,7 @@ class Augmentation:
         return F.grid_sample(images, grid.to(images.dtype), mode="bilinear", padding_mode="border", align_corners=False)
 
     def _jittered(self, images: Tensor, numbers: Tensor) -> Tensor:
-        strengths = numbers.new_tensor([self.brightness, self.contrast, self.saturation, self.hue])
+        strengths = _constants((self.brightness, self.contrast, self.saturation, self.hue), numbers)
         change = (2 * numbers[:, _BRIGHTNESS : _HUE + 1] - 1) * strengths  # [B, 4]
         change = torch.where((numbers[:, _JITTERED] < self.jitter)[:, None], change, 0.0)
         brightness, contrast, saturation, hue = change.to(images.dtype)[:, :, None, None, None].unbind(
@@ -177,7 +178,18 @@ def _normalised(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> 
     if len(mean) != len(std) or len(mean) not in (1, images.shape[1]):
         raise ValueError(f"{images.shape[1]} channels do not go with {len(mean)} means and {len(std)} deviations")
     shape = (1, -1, 1, 1)
-    return (images - images.new_tensor(mean).view(shape)) / images.new_tensor(std).view(shape)
+    return (images - _constants(tuple(mean), images).view(shape)) / _constants(tuple(std), images).view(shape)
+
+
+def _constants(numbers: tuple[float, ...], like: Tensor) -> Tensor:
+    """The numbers on the device of ``like``, of its type; kept there, because a copy from the host makes a GPU wait."""
+    return _kept(numbers, like.device, like.dtype)
+
+
+@lru_cache(maxsize=64)
+def _kept(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(numbers, device=device, dtype=dtype)
 
 
 def _between(uniform: Tensor, least: float, greatest: float) -> Tensor:
@@ -222,5 +234,5 @@ def _hue_turned(images: Tensor, turn: Tensor) -> Tensor:
     hue = torch.where((value == blue) & (value != red) & (value != green), (red - green) / safe + 4, hue)
     hue = hue + 6 * turn.squeeze(1)  # in sixths of the circle
     # A channel falls short of the value by the chroma times how far the hue is from that channel's sector
-    sector = (hue[:, None] + hue.new_tensor([5.0, 3.0, 1.0]).view(1, 3, 1, 1)) % 6  # [B, 3, H, W]
+    sector = (hue[:, None] + _constants((5.0, 3.0, 1.0), hue).view(1, 3, 1, 1)) % 6  # [B, 3, H, W]
     return value[:, None] - chroma[:, None] * torch.minimum(sector, 4 - sector).clamp(0, 1)

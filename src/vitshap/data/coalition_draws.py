@@ -50,7 +50,7 @@ def _sizes(law: CoalitionLaw, draw: Tensor) -> Tensor:
     edges = (law.size_probabilities.cpu().cumsum(0) * 2**_SIZE_BITS).round().long()  # [d + 1]
     edges[last:] = 2**_SIZE_BITS
     uniform = whole_numbers(draw, 1, bits=_SIZE_BITS).squeeze(-1)
-    return torch.searchsorted(edges.to(draw.device), uniform, right=True)
+    return torch.searchsorted(edges.to(draw.device, non_blocking=True), uniform, right=True)
 
 
 def _members(draw: Tensor, sizes: Tensor, d: int) -> Coalitions:

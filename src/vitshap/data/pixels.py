@@ -38,7 +38,7 @@ class CachedPixels:
     def batches(self, order: Iterable[Tensor]) -> Iterator[Batch]:
         """A batch for each tensor of positions (int64 ``[B]``, 0 to ``len(self) - 1``)."""
         for positions in order:
-            chosen = positions.to(self.pixels.device)
+            chosen = positions.to(self.pixels.device, non_blocking=True)  # a GPU is not waited for
             yield Batch(self.pixels[chosen], self.labels[chosen], self.kept[chosen])
 
 

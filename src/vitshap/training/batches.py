@@ -47,7 +47,7 @@ class Images:
     def indices(self, positions: Tensor) -> Tensor:
         """Sample indices of positions; images that cannot be read have no position in a cached source."""
         return (
-            self.source.kept[positions.to(self.source.kept.device)]
+            self.source.kept[positions.to(self.source.kept.device, non_blocking=True)]
             if isinstance(self.source, CachedPixels)
             else positions
         )
