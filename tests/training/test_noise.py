@@ -19,7 +19,6 @@ from vitshap.training.noise import (
     Plan,
     _without_curve,
     inverse_noise,
-    pilot,
     residuals,
     weighted_halves,
 )
@@ -44,6 +43,14 @@ def _shapley(table: Tensor) -> Tensor:
 
     game = Game(value, num_players=D, num_outputs=table.shape[1], batch_size=1)
     return exact(game).values[0].double()  # [D, K]
+
+
+def _views(
+    table: Tensor, law: CoalitionLaw, views: int, n: int, *, paired: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``n`` coalitions for each of some views of one image, bool ``[views, n, D]``; and its v(0), v(1) ``[views, K]``."""
+    drawn = law.sample(views * n, paired=paired, generator=torch.Generator().manual_seed(0)).view(views, n, D)
+    return drawn, table[:1].expand(views, -1).float(), table[-1:].expand(views, -1).float()
 
 
 def _plan(law: CoalitionLaw, *, paired: bool) -> Plan:
@@ -86,8 +93,7 @@ def test_under_every_law_the_optimum_is_the_shapley_values(law: CoalitionLaw, se
 def test_labels_have_no_bias(paired: bool, size_effect: bool) -> None:
     table, views, n = _table(3), 20_000, 12
     law = shapley_kernel(D) if paired else _law([0.5, 0.2, 0.1, 0.1, 0.1])
-    drawn = law.sample(views * n, paired=paired, generator=torch.Generator().manual_seed(0)).view(views, n, D)
-    base, full = table[:1].expand(views, -1).float(), table[-1:].expand(views, -1).float()
+    drawn, base, full = _views(table, law, views, n, paired=paired)
     left = residuals(_plan(law, paired=paired), drawn, _worth(table, drawn), base, full, size_effect=size_effect)
     labels = left.labels().double()
     shapley = _shapley(table)
@@ -105,8 +111,7 @@ def test_weights_by_the_other_half_leave_no_bias_and_weights_by_the_own_half_do(
     table, views, n = _table(3), 40_000, 24
     law = shapley_kernel(D) if paired else _law([0.5, 0.2, 0.1, 0.1, 0.1])
     plan = _plan(law, paired=paired)
-    drawn = law.sample(views * n, paired=paired, generator=torch.Generator().manual_seed(0)).view(views, n, D)
-    base, full = table[:1].expand(views, -1).float(), table[-1:].expand(views, -1).float()
+    drawn, base, full = _views(table, law, views, n, paired=paired)
     worth = _worth(table, drawn)
     noise = residuals(plan, drawn, worth, base, full).noise()
     plan = replace(plan, typical_noise=float(noise.mean()), class_noise=noise.mean((0, 1)))
@@ -140,8 +145,7 @@ def test_a_single_unit_is_weighed_by_its_class() -> None:
 
 def test_removing_the_size_effect_removes_noise() -> None:
     table, law = _table(5), shapley_kernel(D)
-    drawn = law.sample(500 * 20, generator=torch.Generator().manual_seed(0)).view(500, 20, D)
-    base, full = (end.expand(500, -1).float() for end in (table[:1], table[-1:]))
+    drawn, base, full = _views(table, law, 500, 20)
     spread = [
         residuals(_plan(law, paired=False), drawn, _worth(table, drawn), base, full, size_effect=on)
         .labels()
@@ -187,41 +191,6 @@ def test_settled_values_are_not_disturbed_by_the_spread_at_other_sizes() -> None
     assert float(left[0, 20:].abs().max()) < 1e-6
 
 
-def _pilot(value) -> Plan:
-    """``value``: coalitions ``[S, d]`` to values ``[S]``, the same for three images."""
-    d = 20
-
-    def evaluate(coalitions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        ends = torch.stack([torch.zeros(d), torch.ones(d)]).bool()
-        base, full = value(ends)
-        worth = value(coalitions)[None, :, None].expand(3, -1, -1)
-        return worth, base.expand(3, 1), full.expand(3, 1)
-
-    return pilot(evaluate, d, seed=0, repeats=40)
-
-
-def test_the_pilot_pairs_where_both_sides_are_noisy_and_alike() -> None:
-    weights = torch.linspace(-1, 1, 20)
-    plan = _pilot(lambda s: (s.float() - 0.5) @ weights + 5 * ((s.float() - 0.5) @ weights).square())
-    assert plan.paired
-    assert plan.law.is_symmetric
-
-
-def test_the_pilot_evaluates_the_noisy_side_alone() -> None:
-    weights = torch.linspace(-1, 1, 20)
-    plan = _pilot(lambda s: torch.where(s.sum(-1) <= 10, s.float() @ weights, torch.zeros(len(s))))
-    assert not plan.paired
-    assert float(plan.law.size_probabilities[:11].sum()) > 0.9
-    assert plan.relative_noise["coalitions"] < plan.relative_noise["pairs"]
-    assert float(plan.law.size_probabilities.sum()) == pytest.approx(1)
-
-
-def test_a_game_without_noise_keeps_the_shapley_kernel() -> None:
-    plan = _pilot(lambda s: s.sum(-1).double() / 20)
-    torch.testing.assert_close(plan.law.size_probabilities, shapley_kernel(20).size_probabilities)
-    torch.testing.assert_close(plan.curve, torch.linspace(0, 1, 21, dtype=torch.float64), atol=1e-9, rtol=0)
-
-
 def test_weights_fall_with_noise_and_are_bounded() -> None:
     noise = torch.tensor([0.0, 1.0, 4.0])
     assert inverse_noise(noise, 1.0).tolist() == pytest.approx([1 / 0.003, 1 / 1.003, 1 / 4.003])
@@ -251,8 +220,7 @@ def _known(seed: int, views: int, scale: float = 1.0) -> Known:
 def test_cancelling_leaves_no_bias_however_wrong_the_known_values_are(paired: bool, size_effect: bool) -> None:
     table, views, n = _table(3), 20_000, 12
     law = shapley_kernel(D) if paired else _law([0.5, 0.2, 0.1, 0.1, 0.1])
-    drawn = law.sample(views * n, paired=paired, generator=torch.Generator().manual_seed(0)).view(views, n, D)
-    base, full = table[:1].expand(views, -1).float(), table[-1:].expand(views, -1).float()
+    drawn, base, full = _views(table, law, views, n, paired=paired)
     known = _known(5, views)
     left = residuals(
         _plan(law, paired=paired), drawn, _worth(table, drawn).float(), base, full, size_effect=size_effect, known=known
@@ -286,8 +254,7 @@ def test_the_explainers_gradient_is_the_one_of_unbiased_labels() -> None:
     """The step's loss, differentiated: its mean over many draws is the distance to the Shapley values."""
     table, views, n = _table(3), 20_000, 8
     law = _law([0.4, 0.2, 0.2, 0.1, 0.1])
-    drawn = law.sample(views * n, generator=torch.Generator().manual_seed(0)).view(views, n, D)
-    base, full = table[:1].expand(views, -1).float(), table[-1:].expand(views, -1).float()
+    drawn, base, full = _views(table, law, views, n)
     known = _known(6, views, scale=0.3)
     values = known.values.clone().requires_grad_()
     halves = weighted_halves(

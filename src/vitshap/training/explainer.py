@@ -25,8 +25,9 @@ from vitshap.training.configs import ExplainerTraining, ValuesConfig
 from vitshap.training.fit import kept_or_temporary
 from vitshap.training.held_out import HeldOut
 from vitshap.training.loop import Task, train
-from vitshap.training.noise import Known, Plan, Residuals, pilot, weighted_halves
+from vitshap.training.noise import Known, Plan, Residuals, weighted_halves
 from vitshap.training.objectives import explainer_loss
+from vitshap.training.pilot import pilot
 from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, Evaluator, ValueStore, null_values, pilot_values
 
 ASIDE = 0.01

@@ -1,0 +1,44 @@
+"""The pilot: single coalitions or pairs, and the sizes where values spread."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from vitshap.coalitions import shapley_kernel
+from vitshap.training.noise import Plan
+from vitshap.training.pilot import pilot
+
+
+def _pilot(value) -> Plan:
+    """``value``: coalitions ``[S, d]`` to values ``[S]``, the same for three images."""
+    d = 20
+
+    def evaluate(coalitions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ends = torch.stack([torch.zeros(d), torch.ones(d)]).bool()
+        base, full = value(ends)
+        worth = value(coalitions)[None, :, None].expand(3, -1, -1)
+        return worth, base.expand(3, 1), full.expand(3, 1)
+
+    return pilot(evaluate, d, seed=0, repeats=40)
+
+
+def test_the_pilot_pairs_where_both_sides_are_noisy_and_alike() -> None:
+    weights = torch.linspace(-1, 1, 20)
+    plan = _pilot(lambda s: (s.float() - 0.5) @ weights + 5 * ((s.float() - 0.5) @ weights).square())
+    assert plan.paired
+    assert plan.law.is_symmetric
+
+
+def test_the_pilot_evaluates_the_noisy_side_alone() -> None:
+    weights = torch.linspace(-1, 1, 20)
+    plan = _pilot(lambda s: torch.where(s.sum(-1) <= 10, s.float() @ weights, torch.zeros(len(s))))
+    assert not plan.paired
+    assert float(plan.law.size_probabilities[:11].sum()) > 0.9
+    assert plan.relative_noise["coalitions"] < plan.relative_noise["pairs"]
+    assert float(plan.law.size_probabilities.sum()) == pytest.approx(1)
+
+
+def test_a_game_without_noise_keeps_the_shapley_kernel() -> None:
+    plan = _pilot(lambda s: s.sum(-1).double() / 20)
+    torch.testing.assert_close(plan.law.size_probabilities, shapley_kernel(20).size_probabilities)
+    torch.testing.assert_close(plan.curve, torch.linspace(0, 1, 21, dtype=torch.float64), atol=1e-9, rtol=0)
