@@ -15,6 +15,7 @@ from vitshap.game import Game
 from vitshap.training.configs import ValuesConfig
 from vitshap.training.explainer import _ValuesStep
 from vitshap.training.noise import (
+    NOISE_PER_PLAYER,
     Known,
     Plan,
     _without_curve,
@@ -141,6 +142,37 @@ def test_a_single_unit_is_weighed_by_its_class() -> None:
     )
     assert whole.values.shape == (3, 1, 2)
     torch.testing.assert_close(weights, inverse_noise(plan.class_noise, 1.0).expand(3, 2))
+
+
+def test_the_explainers_values_tell_noisy_views_from_quiet_ones() -> None:
+    """Views alike but for their scale: how much of the information that the best weights would keep is kept."""
+    table, law, views, n = _table(3), _law([0.4, 0.2, 0.2, 0.1, 0.1]), 4000, 16
+    drawn, base, full = _views(table, law, views, n)
+    scale = torch.logspace(-1.5, 0, views)[torch.randperm(views, generator=torch.Generator().manual_seed(1))]
+    sized = scale[:, None]
+    worth = (_worth(table, drawn) * scale[:, None, None]).float()
+    unit = residuals(_plan(law, paired=False), drawn, _worth(table, drawn), base, full).noise().mean((0, 1)).float()
+    noise = unit * sized.square()  # [views, K]
+    plan = replace(_plan(law, paired=False), typical_noise=float(noise.mean()), class_noise=noise.mean(0))
+
+    def kept(explained: Tensor | None) -> float:
+        halves = weighted_halves(plan, drawn, worth, sized * base, sized * full, power=1.0, explained=explained)
+        weights = halves[0][1]
+        variance = (weights.square() * noise).sum(0) / weights.sum(0).square()
+        return float((1 / ((1 / noise).sum(0) * variance)).mean())
+
+    told = kept(_shapley(table).float() * scale[:, None, None])
+    assert kept(None) < 0.5 < 0.7 < told < 1
+
+
+def test_a_single_unit_is_weighed_by_the_explainers_values() -> None:
+    plan = replace(_plan(shapley_kernel(D), paired=False), typical_noise=1.0)
+    drawn = torch.arange(D).expand(2, 1, D) > 2
+    explained = torch.stack([torch.arange(D), 2 * torch.arange(D)])[..., None].expand(2, D, 2).float()
+    zero = torch.zeros(2, 2)
+    [(_, weights)] = weighted_halves(plan, drawn, torch.randn(2, 1, 2), zero, zero, power=1.0, explained=explained)
+    noise = NOISE_PER_PLAYER * D * 17.5 * torch.tensor([1.0, 4.0])  # 17.5: the sum of squares of 0..5 about their mean
+    torch.testing.assert_close(weights, inverse_noise(noise, 1.0)[:, None].expand(2, 2))
 
 
 def test_removing_the_size_effect_removes_noise() -> None:

@@ -8,6 +8,7 @@ from vitshap.analytic import random_unanimity
 from vitshap.coalitions import all_coalitions, harmonic_number, shapley_kernel
 from vitshap.explainers.network import normalised
 from vitshap.training.objectives import (
+    class_importance,
     classification_loss,
     explainer_loss,
     surrogate_loss,
@@ -54,6 +55,15 @@ def test_classification_losses() -> None:
     pair = torch.tensor([1.0, 4.0])
     torch.testing.assert_close(classification_loss(one, binary, "sigmoid", pair), (pair[binary] * losses).mean())
     torch.testing.assert_close(classification_loss(one, binary, "identity"), (one[:, 0] - binary).square().mean())
+
+
+def test_the_predicted_class_counts_more_where_outputs_are_probabilities() -> None:
+    full = torch.tensor([[1.0, 0, 0, 0], [0.5, 0.5, 0, 0]])
+    torch.testing.assert_close(class_importance(full, "softmax", 0.0), torch.ones(2, 4))
+    expected = torch.tensor([[1 + 3.0, 1, 1, 1], [2.5, 2.5, 1, 1]])  # 3: as all others together
+    torch.testing.assert_close(class_importance(full, "softmax", 1.0), expected)
+    for output in ("sigmoid", "identity"):
+        torch.testing.assert_close(class_importance(full, output, 1.0), torch.ones(2, 4))
 
 
 def test_explainer_loss_is_the_mean_over_tuples_times_d() -> None:

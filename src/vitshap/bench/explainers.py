@@ -46,6 +46,7 @@ def variants(views: int, coalitions: int, num_players: int, *, passes: int = 2) 
         coalitions=coalitions,
         size_effect=False,
         noise_weights=0.0,
+        emphasis=0.0,
         allocation="shapley",
         loss="regression",
     )
@@ -66,6 +67,7 @@ def variants(views: int, coalitions: int, num_players: int, *, passes: int = 2) 
 STEPS: dict[str, dict[str, Any]] = {
     "size effect removed": {"values": {"size_effect": True}},
     "noise weights": {"values": {"noise_weights": ValuesConfig.noise_weights}},
+    "predicted class counts more": {"values": {"emphasis": ValuesConfig.emphasis}},
     "sizes by pilot": {"values": {"allocation": "pilot"}},
     "noise cancelled": {"values": {"loss": "cancelled"}, "network": {"profiles": True}},
     "magnitudes": {"network": {"magnitudes": True}},

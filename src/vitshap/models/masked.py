@@ -134,10 +134,16 @@ class MaskedModel(nn.Module):
         return self.link(self.logits(images, coalitions, players=players))
 
     def logits(
-        self, images: Images, coalitions: Coalitions | None = None, /, *, players: PlayersLike | None = None
+        self,
+        images: Images,
+        coalitions: Coalitions | None = None,
+        /,
+        *,
+        players: PlayersLike | None = None,
+        finite: bool = True,
     ) -> Tensor:
-        """The same before the link."""
-        pixels = self.prepare(images).pixels
+        """The same before the link; ``finite=False`` as in ``prepare``."""
+        pixels = self.prepare(images, finite=finite).pixels
         if coalitions is None:
             return self.adapter.predict(pixels)
         who = self._players(players, len(pixels))

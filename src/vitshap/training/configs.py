@@ -57,6 +57,9 @@ class ValuesConfig:
     """Remove what the size of a coalition alone explains: an unbiased reduction of noise."""
     noise_weights: float = 1.0
     """Weigh each view and class by its noise variance to the power of minus this; 0: all the same."""
+    emphasis: float = 0.5
+    """The predicted class counts as much as itself and this times all others together (softmax). Its values are the
+    largest and noisiest, so that noise weights alone would leave it a small part of the loss."""
     allocation: Literal["pilot", "shapley"] = "pilot"
     """Sizes of coalitions: where a pilot on a few images finds the noise, or those of the Shapley kernel, in pairs."""
     loss: Literal["cancelled", "labels", "regression"] = "cancelled"

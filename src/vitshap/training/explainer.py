@@ -26,7 +26,7 @@ from vitshap.training.fit import kept_or_temporary
 from vitshap.training.held_out import HeldOut
 from vitshap.training.loop import Task, train
 from vitshap.training.noise import Known, Plan, Residuals, weighted_halves
-from vitshap.training.objectives import explainer_loss
+from vitshap.training.objectives import class_importance, explainer_loss
 from vitshap.training.pilot import pilot
 from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, Evaluator, ValueStore, null_values, pilot_values
 
@@ -114,6 +114,7 @@ def hold_out(
         plan=None if store is None else store.plan,
         planned=config.values.coalitions,
         power=config.values.noise_weights,
+        emphasis=config.values.emphasis,
     )
 
 
@@ -201,7 +202,7 @@ class _PaperStep(_Step):
     def forward(self, pixels: Tensor, coalitions: Tensor) -> Tensor:
         surrogate = self.explainer.surrogate
         with torch.no_grad():
-            full, worth = surrogate(pixels), surrogate(pixels, coalitions)
+            full, worth = (surrogate.link(surrogate.logits(pixels, s, finite=False)) for s in (None, coalitions))
         (values, _), scale = self.learned(pixels, full), self.explainer.scale
         base = self.explainer.null_values.expand_as(full)
         return explainer_loss(values / scale, coalitions, worth / scale, base / scale)
@@ -228,8 +229,10 @@ class _ValuesStep(_Step):
                 power=self.config.noise_weights,
                 size_effect=self.config.size_effect,
                 known=known,
+                explained=values.detach(),
             )
-            errors = [(weights * self._errors(half, values, known)).mean() for half, weights in halves]
+            counts = class_importance(full, self.explainer.surrogate.output, self.config.emphasis)
+            errors = [(counts * weights * self._errors(half, values, known)).mean() for half, weights in halves]
             units = sum(half.values.shape[1] for half, _ in halves)
             return units * torch.stack(errors).mean()
 

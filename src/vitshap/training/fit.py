@@ -153,7 +153,7 @@ class _ClassifierStep(nn.Module):
         self.model, self.class_weights = model, class_weights
 
     def forward(self, pixels: Tensor, labels: Tensor, coalitions: Tensor | None = None) -> Tensor:
-        logits = self.model.logits(pixels, coalitions)  # [B, K] or [B, S, K]
+        logits = self.model.logits(pixels, coalitions, finite=False)  # [B, K] or [B, S, K]; the loop looks at the loss
         if coalitions is not None:
             labels = labels.repeat_interleave(logits.shape[1], 0)
             logits = logits.flatten(0, 1)
@@ -168,8 +168,9 @@ class _SurrogateStep(nn.Module):
 
     def forward(self, pixels: Tensor, coalitions: Tensor) -> Tensor:
         with torch.no_grad():
-            wanted = self._classifier[0].logits(pixels)
-        return surrogate_loss(wanted, self.surrogate.logits(pixels, coalitions), self.surrogate.output)
+            wanted = self._classifier[0].logits(pixels, finite=False)  # the loop looks at the loss
+        answers = self.surrogate.logits(pixels, coalitions, finite=False)
+        return surrogate_loss(wanted, answers, self.surrogate.output)
 
 
 def _drawn(law: CoalitionLaw, indices: Tensor, seed: int, epoch: int, n: int, purpose: str = "coalitions") -> Tensor:

@@ -20,7 +20,7 @@ from vitshap.explainers import Explainer
 from vitshap.training.batches import Images
 from vitshap.training.fit import VALIDATION
 from vitshap.training.noise import Plan, weighted_halves
-from vitshap.training.objectives import explainer_loss, uniform_explanation
+from vitshap.training.objectives import class_importance, explainer_loss, uniform_explanation
 from vitshap.training.values import ROWS, Evaluator
 
 FILE = "validation.safetensors"
@@ -40,13 +40,15 @@ class HeldOut:
         plan: Plan | None = None,
         planned: int = 0,
         power: float = 0.0,
+        emphasis: float = 0.0,
     ) -> None:
         """Evaluate them, or read them from the run's folder.
 
         ``pairs`` coalitions of the Shapley kernel and ``planned`` ones of the plan per image; ``base``: v(0) ``[1, K]``;
-        ``power``: of the noise that images and classes are weighed by.
+        ``power``: of the noise that images and classes are weighed by; ``emphasis``: on the predicted class.
         """
-        self.images, self.base, self.plan, self.power = images, base, plan, power
+        self.images, self.base, self.plan, self.power, self.emphasis = images, base, plan, power, emphasis
+        self.output = evaluate.model.output
         self.pairs = _Drawn(shapley_kernel(evaluate.model.num_players), pairs, True, VALIDATION)
         self.planned = None if plan is None else _Drawn(plan.law, planned, plan.paired, f"{VALIDATION} by plan")
         stored = self._stored(folder / FILE, evaluate)
@@ -82,7 +84,8 @@ class HeldOut:
             drawn = self.planned(indices, self.images.seed)
             halves = weighted_halves(self.plan, drawn, self.planned_worth[here], base, full, power=self.power)
             centred = values - values.mean(1, keepdim=True)
-            errors = [(weights * (centred - half.labels()).square().sum(1)).mean() for half, weights in halves]
+            counts = class_importance(full, self.output, self.emphasis)
+            errors = [(counts * weights * (centred - half.labels()).square().sum(1)).mean() for half, weights in halves]
             found["selection_loss"] = torch.stack(errors).mean()
         return {name: float(loss) for name, loss in found.items()}
 

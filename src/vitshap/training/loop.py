@@ -92,6 +92,26 @@ class Progressed:
     history: list[dict[str, float]] = field(default_factory=list)
 
 
+class _Unread:
+    """The loss of a step, on its way from the device.
+
+    Asking a GPU for a number waits for everything that was queued before the question. So the copy is queued with the
+    step, and only that copy is waited for, while the GPU works on the next step.
+    """
+
+    def __init__(self, step: int, rate: float, loss: Tensor) -> None:
+        self.step, self.rate = step, rate
+        self._loss = loss.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event() if loss.is_cuda else None  # type: ignore[no-untyped-call]
+        if self._copied is not None:
+            self._copied.record()
+
+    def loss(self) -> float:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return float(self._loss)
+
+
 def train(
     task: Task, config: LoopConfig, folder: str | Path, *, resume: bool = False, console: Console | None = None
 ) -> list[dict[str, float]]:
@@ -115,8 +135,7 @@ class _Run:
         )
         self.module, self.optimiser = self.accelerator.prepare(task.step, optimiser)
         self.state, self.saved = Progressed(), time.perf_counter()
-        self.unread: deque[tuple[int, float, Tensor]] = deque()
-        """Step, learning rate and loss of steps whose loss has not been looked at."""
+        self.unread: deque[_Unread] = deque()
         self.board = Board(folder / "tensorboard")
         self.epoch_steps = task.num_samples // config.batch_size
         self.total_steps = config.epochs * self.epoch_steps
@@ -165,17 +184,17 @@ class _Run:
         self.optimiser.zero_grad()
         accelerator.backward(loss)
         accelerator.clip_grad_norm_(self.module.parameters(), config.clip)
-        self.unread.append((self.state.step, rate, accelerator.reduce(loss.detach().float(), reduction="mean")))
+        self.unread.append(_Unread(self.state.step, rate, accelerator.reduce(loss.detach().float(), reduction="mean")))
         self.optimiser.step()
         self.state.step += 1
 
     def _read_loss(self, *, behind: int = 0) -> None:
         """Take note of the losses of all steps but the last ``behind``: a GPU works on while older ones are read."""
         while len(self.unread) > behind:
-            step, rate, loss = self.unread.popleft()
-            self.state.losses.append(float(loss))
+            oldest = self.unread.popleft()
+            self.state.losses.append(oldest.loss())
             if not math.isfinite(self.state.losses[-1]):
-                self._report_divergence(self.state.losses[-1], step, rate)
+                self._report_divergence(self.state.losses[-1], oldest.step, oldest.rate)
 
     def _report_divergence(self, loss: float, step: int, rate: float) -> None:
         last = checkpoints.load_latest(self.folder / "checkpoints")

@@ -57,6 +57,15 @@ def explainer_loss(values: Tensor, coalitions: Coalitions, worth: Tensor, base: 
     return values.shape[1] * (worth.float() - base.float()[:, None] - predicted).square().mean()
 
 
+def class_importance(full: Tensor, output: Output, emphasis: float) -> Tensor:
+    """How much an image's classes count, ``[B, K]``: the predicted one as much as itself and ``emphasis`` times all others
+    together. ``full``: v(1), ``[B, K]``. Outputs that are not probabilities of one class each count the same.
+    """
+    if output != "softmax":
+        return torch.ones_like(full)
+    return 1 + emphasis * (full.shape[1] - 1) * full
+
+
 def uniform_explanation(base: Tensor, full: Tensor, d: int) -> Tensor:
     """The explanation that knows nothing, ``(v(1) - v(0)) / d`` for every player: ``[B, d, K]``."""
     return ((full - base) / d)[:, None].expand(-1, d, -1)
