@@ -96,12 +96,14 @@ def ablate(
     compiled: bool = False,
     console: Console | None = None,
 ) -> Iterator[Line]:
-    """Train every variant and yield what it is worth."""
+    """Train every variant and yield what it is worth.
+
+    ``compiled``: the evaluation of coalitions; trainings are too short to gain by it.
+    """
     evaluate = Evaluator(surrogate, compiled=compiled)
     unseen = Images(surrogate, val, None, seed=0)
     stores: dict[tuple[Any, ...], ValueStore] = {}
     for number, (name, config) in enumerate(chosen.items()):
-        config = replace(config, compiled=compiled)
         images = Images(surrogate, data, config.augmentation, seed=0)
         started, store = time.perf_counter(), None
         if config.procedure == "values":

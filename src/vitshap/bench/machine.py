@@ -27,13 +27,13 @@ class Limits(NamedTuple):
 def seconds(work: Callable[[], object], device: torch.device, *, at_least: float = 0.5, rounds: int = 3) -> float:
     """Median time of one call of ``work``, after one call to warm up; a round lasts ``at_least`` seconds or one call."""
     work()
-    _synchronize(device)
+    synchronize(device)
     times = []
     for _ in range(rounds):
         calls, start = 0, time.perf_counter()
         while calls == 0 or time.perf_counter() - start < at_least:
             work()
-            _synchronize(device)
+            synchronize(device)
             calls += 1
         times.append((time.perf_counter() - start) / calls)
     return sorted(times)[rounds // 2]
@@ -78,6 +78,7 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what was asked of it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

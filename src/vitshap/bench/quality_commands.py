@@ -212,7 +212,13 @@ def bench_ablation(
     where = device_named(device)
     surrogate = Explainer.from_pretrained(bundle, device=where).surrogate
     splits = quality.open_data(surrogate, data, layout=layout, cache=cache)
-    judged = quality.judge_by(truth, Evaluator(surrogate), splits.test, count=images, budget=budget)
+    evaluate = Evaluator(surrogate)
+    judged = quality.judge_by(truth, evaluate, splits.test, count=images, budget=budget)
+
+    def judge(one: Explainer) -> dict[str, float]:
+        agreement = quality.agreement(one(judged.pixels).values, judged.truth, judged.labels)
+        return {**agreement, **quality.areas(evaluate, one, judged.pixels, judged.labels)}
+
     train, val = (open_pixels(part, surrogate.preprocess, device=where) for part in splits[:2])
     named = list(explainers.variants(views, coalitions, surrogate.num_players).items())
     chosen = dict(named if not only else (named[int(number)] for number in only.split(",")))
@@ -222,7 +228,7 @@ def bench_ablation(
             surrogate,
             train,
             val,
-            lambda one: quality.agreement(one(judged.pixels).values, judged.truth, judged.labels),
+            judge,
             chosen,
             Path(folder),
             compiled=compiled,
@@ -230,7 +236,8 @@ def bench_ablation(
             console.print(
                 f"{line.variant}: {line.evaluations:,} evaluations, {line.values_seconds:.0f} + "
                 f"{line.training_seconds:.0f} s, correlation "
-                f"{line.scores['target']:.3f} target, {line.scores['others']:.3f} others",
+                f"{line.scores['target']:.3f} target, {line.scores['others']:.3f} others, "
+                f"deletion {line.scores['deletion']:.3f}",
                 highlight=False,
             )
             lines.append(vars(line))

@@ -83,6 +83,47 @@ def bench_explain(
     write_json(out, {"machine": describe(where), "explainer": name, "lines": [line._asdict() for line in lines]})
 
 
+class ProcedureName(StrEnum):
+    """How an explainer is trained."""
+
+    values = "values"
+    paper = "paper"
+
+
+@app.command("training")
+def bench_training(
+    arch: Annotated[ArchName, typer.Option(help="Size of the net.")] = ArchName.base,
+    library: Annotated[LibraryName, typer.Option(help="Library of the net.")] = LibraryName.transformers,
+    procedure: Annotated[ProcedureName, typer.Option(help="How the explainer is trained.")] = ProcedureName.values,
+    batch: Annotated[int, typer.Option(min=1, help="Images per step.")] = 256,
+    coalitions: Annotated[int, typer.Option(min=2, help="Evaluations per image (and view).")] = 48,
+    steps: Annotated[int, typer.Option(min=2, help="Steps that are timed.")] = 16,
+    epochs: Annotated[int, typer.Option(min=1, help="What to extrapolate to.")] = 100,
+    views: Annotated[int, typer.Option(min=1, help="Views that are evaluated for them (procedure values).")] = 50,
+    images: Annotated[int, typer.Option(min=1, help="Images of such a training.")] = 9_469,
+    compiled: Annotated[bool, typer.Option(help="Compile network and evaluations (GPU).")] = True,
+    device: Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
+) -> None:
+    """Training of an explainer, timed on random images and weights: images and evaluations per second, memory, hours."""
+    from vitshap.bench import training as measuring
+    from vitshap.bench.machine import describe
+
+    where = device_named(device)
+    config = measuring.training_for(procedure.value, batch=batch, coalitions=coalitions, compiled=compiled)
+    speed = measuring.measure(library.value, arch.value, config, where, steps=steps)
+    hours = speed.hours(epochs, images, views * images * (coalitions + 1))
+    console.print(f"{library} ViT-{arch}, procedure {procedure}, {describe(where)}", highlight=False)
+    console.print(
+        f"{speed.images_per_second:,.0f} images/s ({speed.step_seconds * 1e3:.1f} ms a step of {batch}), "
+        f"{speed.evaluations_per_second:,.0f} evaluations/s"
+        + ("" if speed.peak_gib is None else f", at most {speed.peak_gib:.1f} GiB of GPU memory"),
+        highlight=False,
+    )
+    console.print(f"{epochs} epochs of {images:,} images: {hours:.2f} hours", highlight=False)
+    write_json(out, {"machine": describe(where), "arch": arch.value, **speed._asdict(), "hours": hours})
+
+
 @app.command("memory")
 def bench_memory(
     arch: Annotated[ArchName, typer.Option(help="Size of the net.")] = ArchName.tiny,

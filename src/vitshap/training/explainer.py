@@ -82,10 +82,7 @@ def train_explainer(
     console: Console,
 ) -> list[dict[str, float]]:
     """Train ``explainer`` itself, from values in ``store`` or (None) by the paper's procedure; one record per epoch."""
-    if store is None:
-        task = _paper_task(explainer, images, held_out, config)
-    else:
-        task = _values_task(explainer, store, held_out, config)
+    task = explainer_task(explainer, images, held_out, config, store)
     history = train(task, config.loop, folder, resume=resume, console=console)
     best = min(history, key=lambda line: line[task.select])
     if best["loss"] >= best["uniform_loss"]:
@@ -94,6 +91,15 @@ def train_explainer(
             f"every player the same value, {best['uniform_loss']:.4g}. Try more epochs or another learning rate."
         )
     return history
+
+
+def explainer_task(
+    explainer: Explainer, images: Images, held_out: HeldOut, config: ExplainerTraining, store: ValueStore | None
+) -> Task:
+    """What the loop trains: from values in ``store``, or (None) by the paper's procedure."""
+    if store is None:
+        return _paper_task(explainer, images, held_out, config)
+    return _values_task(explainer, store, held_out, config)
 
 
 def hold_out(

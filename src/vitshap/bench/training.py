@@ -1,0 +1,121 @@
+"""What training an explainer costs: real steps of the real loop on random images, timed and extrapolated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitshap.bench.coalitions import Arch, Library, build_net
+from vitshap.bench.machine import synchronize
+from vitshap.data import Augmentation, CachedPixels
+from vitshap.explainers import Explainer
+from vitshap.models import MaskedModel, wrap
+from vitshap.training.batches import Images
+from vitshap.training.configs import ExplainerTraining, Procedure, ValuesConfig
+from vitshap.training.explainer import explainer_task, hold_out, make_store, network_config
+from vitshap.training.loop import LoopConfig, Task, train
+from vitshap.training.values import Evaluator
+
+WARM_UP = 4
+"""Steps before the clock starts: kernels are compiled and recorded in the first three."""
+UNSEEN = 16
+"""Images of the validation, which is not timed."""
+HARD = Augmentation(vertical_flip=0, crop_scale=(0.25, 1.0), paste=0.5)
+"""Views as the recipes of the procedure "values" make them: the most expensive ones."""
+
+
+class Speed(NamedTuple):
+    """One procedure."""
+
+    procedure: Procedure
+    batch: int
+    step_seconds: float
+    images_per_second: float
+    evaluations_per_second: float
+    """Of coalitions; in the paper's procedure they are evaluated in the step, else before it."""
+    peak_gib: float | None
+    """Of GPU memory."""
+
+    def hours(self, epochs: int, images: int, evaluations: int) -> float:
+        """Of so many epochs, and so many evaluations of coalitions if those are not part of the steps."""
+        steps = epochs * (images // self.batch) * self.step_seconds
+        before = evaluations / self.evaluations_per_second if self.procedure == "values" else 0.0
+        return (steps + before) / 3600
+
+
+def training_for(procedure: Procedure, *, batch: int, coalitions: int, compiled: bool) -> ExplainerTraining:
+    """One epoch of a procedure; ``coalitions`` per image."""
+    return ExplainerTraining(
+        procedure,
+        LoopConfig(epochs=1, batch_size=batch, save_every=10**9),
+        augmentation=HARD if procedure == "values" else Augmentation(),
+        coalitions=coalitions,
+        values=ValuesConfig(views=2, coalitions=coalitions),
+        compiled=compiled,
+    )
+
+
+def measure(library: Library, arch: Arch, config: ExplainerTraining, device: torch.device, *, steps: int) -> Speed:
+    """Time ``steps`` steps, after a few to warm up, of a net of random weights."""
+    model = wrap(build_net(library, arch).to(device).eval(), check=False)
+    return measure_net(model, config, steps=steps)
+
+
+def measure_net(model: MaskedModel, config: ExplainerTraining, *, steps: int) -> Speed:
+    """The same for any net."""
+    device, batch = model.device, config.loop.batch_size
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    images = Images(model, _random_images(model, (steps + WARM_UP) * batch), config.augmentation, seed=0)
+    unseen = Images(model, _random_images(model, UNSEEN), None, seed=0)
+    evaluate = Evaluator(model, compiled=config.compiled)
+    store, evaluations = None, 0.0
+    if config.procedure == "values":
+        store = make_store(evaluate, images, config.values)
+        next(store.batches([torch.arange(1)], 0))  # the first of two views: compiles
+        evaluations = len(images) * (config.values.coalitions + 1) / _seconds(device, store.fill)
+    torch.manual_seed(0)
+    explainer = Explainer(model, network_config(config, model.num_players))
+    with TemporaryDirectory() as folder:
+        held_out = hold_out(Path(folder), evaluate, unseen, explainer, config, store)
+        step = _step_seconds(explainer_task(explainer, images, held_out, config, store), config.loop, Path(folder))
+    if store is None:
+        evaluations = batch * (config.coalitions + 1) / step
+    peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
+    return Speed(config.procedure, batch, step, batch / step, evaluations, peak)
+
+
+def _step_seconds(task: Task, loop: LoopConfig, folder: Path) -> float:
+    """Between the batches that the loop asks for: it is at most one step ahead of the device."""
+    asked: list[float] = []
+
+    def timed(order: Iterable[Tensor], epoch: int) -> Iterator[tuple[Tensor, ...]]:
+        for batch in task.batches(order, epoch):
+            asked.append(time.perf_counter())
+            yield batch
+
+    train(replace(task, batches=timed), loop, folder)
+    return (asked[-1] - asked[WARM_UP]) / (len(asked) - 1 - WARM_UP)
+
+
+def _random_images(model: MaskedModel, count: int) -> CachedPixels:
+    generator = torch.Generator().manual_seed(0)
+    shape = (count, model.adapter.channels, *model.adapter.image_size)
+    pixels = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8).to(model.device)
+    numbers = torch.arange(count, device=model.device)
+    return CachedPixels(pixels, torch.zeros_like(numbers), numbers)
+
+
+def _seconds(device: torch.device, work: Callable[[], None]) -> float:
+    synchronize(device)
+    started = time.perf_counter()
+    work()
+    synchronize(device)
+    return time.perf_counter() - started
