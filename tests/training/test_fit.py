@@ -109,6 +109,15 @@ def test_an_explainer_that_learns_nothing_says_so(classifier: MaskedModel, digit
     assert "learned nothing" in " ".join(console.export_text().split())
 
 
+def test_profiles_that_nothing_would_train_are_refused() -> None:
+    profiles = ExplainerConfig(profiles=True)
+    assert ExplainerTraining(network=profiles).cancels
+    with pytest.raises(ValueError, match="profiles"):
+        ExplainerTraining("paper", network=profiles)
+    with pytest.raises(ValueError, match="profiles"):
+        ExplainerTraining(network=profiles, values=ValuesConfig(loss="labels"))
+
+
 def test_a_classifier_refuses_pasted_images(classifier: MaskedModel, digits: Splits) -> None:
     config = ClassifierTraining(_loop(1, 1e-3), Augmentation(paste=0.5))
     with pytest.raises(ValueError, match="pasted"):

@@ -138,9 +138,9 @@ class Augmentation:
         down = torch.where(numbers[:, _DOWN] < self.vertical_flip, -high, high)
         x = (2 * left + wide - 1)[:, None] + across[:, None] * _pixel_centres(width, numbers)  # [B, W]
         y = (2 * top + high - 1)[:, None] + down[:, None] * _pixel_centres(height, numbers)  # [B, H]
-        shape = (len(images), height, width)
+        x, y, shape = x.to(images.dtype), y.to(images.dtype), (len(images), height, width)
         grid = torch.stack([x[:, None].expand(shape), y[:, :, None].expand(shape)], dim=-1)  # [B, H, W, 2]
-        return F.grid_sample(images, grid.to(images.dtype), mode="bilinear", padding_mode="border", align_corners=False)
+        return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
     def _jittered(self, images: Tensor, numbers: Tensor) -> Tensor:
         strengths = _constants((self.brightness, self.contrast, self.saturation, self.hue), numbers)

@@ -89,3 +89,13 @@ class ExplainerTraining:
     """Fixed subsets of each validation image, half of them drawn, with their complements."""
     validation_batch: int = 256
     """Images at once in validation."""
+
+    def __post_init__(self) -> None:
+        if self.network is not None and self.network.profiles and not self.cancels:
+            # nothing would train them, which several processes do not forgive
+            raise ValueError('network.profiles needs procedure "values" with values.loss "cancelled"')
+
+    @property
+    def cancels(self) -> bool:
+        """Whether predicted noise is cancelled."""
+        return self.procedure == "values" and self.values.loss == "cancelled"

@@ -139,9 +139,7 @@ def network_config(config: ExplainerTraining, num_players: int) -> ExplainerConf
     if config.procedure == "paper":
         return ExplainerConfig()
     # Values are of the order of 1/d: outputs in that unit are learned faster, and need no bound.
-    return ExplainerConfig(
-        tanh=False, output_scale=2 / num_players, magnitudes=True, profiles=config.values.loss == "cancelled"
-    )
+    return ExplainerConfig(tanh=False, output_scale=2 / num_players, magnitudes=True, profiles=config.cancels)
 
 
 def plan_evaluations(evaluate: Evaluator, images: Images, config: ValuesConfig, null: Tensor) -> Plan:
