@@ -168,7 +168,7 @@ def test_what_cannot_be_stored_is_refused_or_said(tmp_path: Path) -> None:
 
 
 def test_config_and_card_say_what_it_is(tmp_path: Path) -> None:
-    quality = {"correlation": 0.93218, "insertion": {"mean": 0.8}}
+    quality = {"correlation": 0.93218, "insertion": {"mean": 0.8}, "deletion": 0.4}
     explainer = _explainer(class_names=NAMES)
     explainer.save_pretrained(tmp_path / "explainer", quality=quality)
     config = bundle.read(tmp_path / "explainer")
@@ -183,6 +183,7 @@ def test_config_and_card_say_what_it_is(tmp_path: Path) -> None:
         "5 classes: ant, bee",
         "| correlation | 0.9322 |",
         "| insertion, mean | 0.8 |",
+        "| deletion, area under the curve of the own class | 0.4 |",
         "icence",
     ):
         assert said in card

@@ -7,6 +7,22 @@ from typing import Any
 
 NAMES_SHOWN = 20
 
+MEASURES = {
+    "target": "correlation with converged Shapley values, the images' own class, corrected for their reliability",
+    "others": "the same, other classes",
+    "raw_target": "correlation as it is, own class",
+    "raw_others": "the same, other classes, as it is",
+    "reliability_target": "reliability of the converged values, own class",
+    "reliability_others": "reliability of the converged values, other classes",
+    "insertion": "insertion, area under the curve of the own class",
+    "deletion": "deletion, area under the curve of the own class",
+    "others_insertion": "insertion by the values of other classes, area under theirs",
+    "random_insertion": "insertion in random order",
+    "random_deletion": "deletion in random order",
+    "unknown_threshold": "largest probability below which no class is said to fit",
+}
+"""What the numbers of ``vitshap bench quality`` and ``unknown`` are, in words; others have names of their own."""
+
 TEMPLATE = """\
 ---
 library_name: vitshap
@@ -94,4 +110,7 @@ def _flat(quality: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]
         if isinstance(value, dict):
             yield from _flat(value, f"{above}{name}, ")
         else:
-            yield f"{above}{name}", f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
+            yield (
+                MEASURES.get(f"{above}{name}", f"{above}{name}"),
+                f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/"),
+            )
