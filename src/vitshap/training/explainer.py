@@ -170,7 +170,7 @@ def _paper_task(explainer: Explainer, images: Images, held_out: HeldOut, config:
     def validate() -> dict[str, float]:
         return held_out.losses(explainer, config.validation_batch)
 
-    return Task(_PaperStep(explainer, compiled=config.compiled), explainer, batches, len(images), validate)
+    return Task(PaperStep(explainer, compiled=config.compiled), explainer, batches, len(images), validate)
 
 
 def _values_task(explainer: Explainer, store: ValueStore, held_out: HeldOut, config: ExplainerTraining) -> Task:
@@ -202,7 +202,9 @@ class _Step(nn.Module):
         return self.explainer.efficient(sum_over_players(values, self.explainer.surrogate.players), full), shares
 
 
-class _PaperStep(_Step):
+class PaperStep(_Step):
+    """Returns the paper's loss of a batch with fresh coalitions."""
+
     def forward(self, pixels: Tensor, coalitions: Tensor) -> Tensor:
         surrogate = self.explainer.surrogate
         with torch.no_grad():

@@ -80,7 +80,7 @@ def fit_surrogate(
     config = config or SurrogateTraining()
     surrogate = copy.deepcopy(classifier)
     classifier = copy.deepcopy(classifier).eval()
-    step = _SurrogateStep(surrogate, classifier)
+    step = SurrogateStep(surrogate, classifier)
     images = Images(surrogate, data, config.augmentation, seed=config.loop.seed)
     unseen = Images(surrogate, val, None, seed=config.loop.seed)
     law = uniform_size(surrogate.num_players)
@@ -123,7 +123,7 @@ def _fit_classifier(
     elif config.class_weights is not None:
         weights = torch.tensor(config.class_weights, device=model.device)
     whole = float(law.size_probabilities[-1]) == 1
-    step = _ClassifierStep(model, weights)
+    step = ClassifierStep(model, weights)
 
     def batches(order: Iterable[Tensor], epoch: int) -> Iterator[tuple[Tensor, ...]]:
         for pixels, batch in images.views(order, epoch):
@@ -147,7 +147,9 @@ def _fit_classifier(
     return model
 
 
-class _ClassifierStep(nn.Module):
+class ClassifierStep(nn.Module):
+    """Returns the loss of a batch, of whole images or of coalitions."""
+
     def __init__(self, model: MaskedModel, class_weights: Tensor | None) -> None:
         super().__init__()
         self.model, self.class_weights = model, class_weights
@@ -160,7 +162,9 @@ class _ClassifierStep(nn.Module):
         return classification_loss(logits, labels, self.model.output, self.class_weights)
 
 
-class _SurrogateStep(nn.Module):
+class SurrogateStep(nn.Module):
+    """Returns how far the surrogate's answers about coalitions are from the classifier's about whole images."""
+
     def __init__(self, surrogate: MaskedModel, classifier: MaskedModel) -> None:
         super().__init__()
         self.surrogate = surrogate

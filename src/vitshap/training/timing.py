@@ -23,9 +23,10 @@ from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
 from vitshap.training.configs import ExplainerTraining
-from vitshap.training.explainer import network_config
+from vitshap.training.explainer import PaperStep, network_config
+from vitshap.training.fit import ClassifierStep, SurrogateStep
 from vitshap.training.loop import LoopConfig
-from vitshap.training.objectives import classification_loss, explainer_loss, surrogate_loss
+from vitshap.training.objectives import explainer_loss
 from vitshap.training.recipes import Recipe
 from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, ROWS, Evaluator
 
@@ -85,12 +86,13 @@ class _Clock:
         d = model.num_players
         law = uniform_size(d) if recipe.masked else fixed_size(d, d)
 
+        trained = ClassifierStep(model, None)
+
         def loss(pixels: Tensor, batch: Batch) -> Tensor:
             if not recipe.masked:
-                return classification_loss(model.logits(pixels), batch.labels, model.output)
+                return trained.forward(pixels, batch.labels)
             some = sample_coalitions(law, batch.indices, seed=0, epoch=0, n=config.coalitions)
-            logits = model.logits(pixels, some).flatten(0, 1)
-            return classification_loss(logits, batch.labels.repeat_interleave(config.coalitions), model.output)
+            return trained.forward(pixels, batch.labels, some)
 
         step = self._step(model, config.augmentation, config.loop, loss)
         check = self._per_image(lambda pixels, _: model.logits(pixels), config.validation_batch)
@@ -99,13 +101,10 @@ class _Clock:
     def surrogate(self, recipe: Recipe) -> StageTime:
         config, model = recipe.surrogate, copy.deepcopy(self.model)
         assert config is not None
-        law = uniform_size(model.num_players)
+        law, trained = uniform_size(model.num_players), SurrogateStep(model, self.model)
 
         def loss(pixels: Tensor, batch: Batch, coalitions: int = config.coalitions) -> Tensor:
-            some = sample_coalitions(law, batch.indices, seed=0, epoch=0, n=coalitions)
-            with torch.no_grad():
-                wanted = self.model.logits(pixels)
-            return surrogate_loss(wanted, model.logits(pixels, some), model.output)
+            return trained.forward(pixels, sample_coalitions(law, batch.indices, seed=0, epoch=0, n=coalitions))
 
         step = self._step(model, config.augmentation, config.loop, loss)
         check = self._per_image(lambda p, b: loss(p, b, config.validation_coalitions), config.validation_batch)
@@ -115,21 +114,18 @@ class _Clock:
         game = copy.deepcopy(self.model).eval()
         explainer = Explainer(game, network_config(config, game.num_players), classifier=game)
         law, evaluator = shapley_kernel(game.num_players), Evaluator(game)
-        fresh = config.procedure == "paper"
+        fresh, paper = config.procedure == "paper", PaperStep(explainer, compiled=False)
         asked = config.coalitions if fresh else config.values.coalitions
 
         def drawn(batch: Batch, n: int) -> Tensor:
             return sample_coalitions(law, batch.indices, seed=0, epoch=0, n=n + n % 2, paired=True)[:, :n]
 
         def loss(pixels: Tensor, batch: Batch) -> Tensor:
-            some = drawn(batch, asked)
-            base = explainer.null_values
+            some, base = drawn(batch, asked), explainer.null_values.expand(len(pixels), -1)
             if fresh:
-                with torch.no_grad():
-                    full, worth = game(pixels), game(pixels, some)
-            else:  # computed before, see below
-                full, worth = base.expand(len(pixels), -1), base.expand(*some.shape[:2], -1)
-            return explainer_loss(explainer.values(pixels, full), some, worth, base.expand_as(full))
+                return paper.forward(pixels, some)
+            # Values of coalitions are computed before, see below; what is done with them costs little.
+            return explainer_loss(explainer.values(pixels, base), some, base[:, None].expand(-1, asked, -1), base)
 
         step = self._step(explainer, config.augmentation, config.loop, loss)
         null = explainer.null_values
