@@ -64,7 +64,7 @@ def test_the_command_records_what_it_finds(model: MaskedModel, tmp_path: Path) -
     quality = bundle.read(folder)["quality"]
     assert quality["accuracy"] == 0.5
     assert f"threshold {quality['unknown_threshold']:.2f}" in result.output
-    assert f"| unknown_threshold | {quality['unknown_threshold']:.4g} |" in (folder / "README.md").read_text()
+    assert f"no class is said to fit | {quality['unknown_threshold']:.4g} |" in (folder / "README.md").read_text()
     bundle.load(folder)  # tensors and their hashes are as they were
 
 
