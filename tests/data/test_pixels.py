@@ -171,3 +171,11 @@ def test_labels_may_be_vectors() -> None:
 def test_bad_input_is_named(call, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         call()
+
+
+def test_pixels_that_are_not_finite_are_named_and_left_out() -> None:
+    images = torch.rand(200, 3, 8, 8)
+    images[7, 0, 0, 0] = float("nan")
+    with pytest.warns(UserWarning, match="item 7: its pixels are not finite"):
+        kept = cache_pixels([(image, 0) for image in images], None).kept
+    assert kept.tolist() == [i for i in range(200) if i != 7]

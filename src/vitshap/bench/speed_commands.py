@@ -28,14 +28,28 @@ class LibraryName(StrEnum):
     transformers = "transformers"
 
 
+class ProcedureName(StrEnum):
+    """How an explainer is trained."""
+
+    values = "values"
+    paper = "paper"
+
+
+# Options that commands share
+Arch = Annotated[ArchName, typer.Option(help="Size of the net.")]
+Library = Annotated[LibraryName, typer.Option(help="Library of the net.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")]
+Out = Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")]
+
+
 @app.command("coalitions")
 def bench_coalitions(
-    arch: Annotated[ArchName, typer.Option(help="Size of the net.")] = ArchName.tiny,
-    library: Annotated[LibraryName, typer.Option(help="Library of the net.")] = LibraryName.transformers,
-    device: Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")] = "auto",
+    arch: Arch = ArchName.tiny,
+    library: Library = LibraryName.transformers,
+    device: Device = "auto",
     coalitions: Annotated[int, typer.Option(min=0, help="Of each of 4 images; 0: as many as suit the device.")] = 0,
     compiled: Annotated[bool, typer.Option(help="Also time packed and compiled (GPU).")] = True,
-    out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
+    out: Out = None,
 ) -> None:
     """Evaluations per second: full length with an explicit mask, fused, packed, packed and compiled."""
     from vitshap.bench import coalitions as measuring
@@ -61,10 +75,10 @@ def bench_coalitions(
 def bench_explain(
     bundle: Annotated[str | None, typer.Option(help="Stored explainer; default: the one that is shipped.")] = None,
     arch: Annotated[ArchName | None, typer.Option(help="A random net of this size instead.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")] = "auto",
+    device: Device = "auto",
     half: Annotated[bool, typer.Option("--half", help="bfloat16 autocast (GPU).")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in which the calls take turns.")] = 15,
-    out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
+    out: Out = None,
 ) -> None:
     """Latency at batch 1 and throughput at 64 of an explanation beside one forward of the net and of the surrogate."""
     from vitshap.bench import explain as measuring
@@ -83,17 +97,10 @@ def bench_explain(
     write_json(out, {"machine": describe(where), "explainer": name, "lines": [line._asdict() for line in lines]})
 
 
-class ProcedureName(StrEnum):
-    """How an explainer is trained."""
-
-    values = "values"
-    paper = "paper"
-
-
 @app.command("training")
 def bench_training(
-    arch: Annotated[ArchName, typer.Option(help="Size of the net.")] = ArchName.base,
-    library: Annotated[LibraryName, typer.Option(help="Library of the net.")] = LibraryName.transformers,
+    arch: Arch = ArchName.base,
+    library: Library = LibraryName.transformers,
     procedure: Annotated[ProcedureName, typer.Option(help="How the explainer is trained.")] = ProcedureName.values,
     batch: Annotated[int, typer.Option(min=1, help="Images per step.")] = 256,
     coalitions: Annotated[int, typer.Option(min=2, help="Evaluations per image (and view).")] = 48,
@@ -102,8 +109,8 @@ def bench_training(
     views: Annotated[int, typer.Option(min=1, help="Views that are evaluated for them (procedure values).")] = 50,
     images: Annotated[int, typer.Option(min=1, help="Images of such a training.")] = 9_469,
     compiled: Annotated[bool, typer.Option(help="Compile network and evaluations (GPU).")] = True,
-    device: Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")] = "auto",
-    out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
+    device: Device = "auto",
+    out: Out = None,
 ) -> None:
     """Training of an explainer, timed on random images and weights: images and evaluations per second, memory, hours."""
     from vitshap.bench import training as measuring
@@ -126,11 +133,11 @@ def bench_training(
 
 @app.command("memory")
 def bench_memory(
-    arch: Annotated[ArchName, typer.Option(help="Size of the net.")] = ArchName.tiny,
-    library: Annotated[LibraryName, typer.Option(help="Library of the net.")] = LibraryName.transformers,
+    arch: Arch = ArchName.tiny,
+    library: Library = LibraryName.transformers,
     device: Annotated[str, typer.Option(help="A GPU.")] = "cuda",
     coalitions: Annotated[int, typer.Option(min=10, help="Of one image.")] = 1_000_000,
-    out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
+    out: Out = None,
 ) -> None:
     """Peak GPU memory of many coalitions of one image, beyond net, input and output."""
     from vitshap.bench.coalitions import measure_memory

@@ -14,21 +14,22 @@ from torch import Tensor
 
 from vitshap.bench.coalitions import Arch, Library, build_net
 from vitshap.bench.machine import synchronize
-from vitshap.data import Augmentation, CachedPixels
+from vitshap.data import CachedPixels
 from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel, wrap
 from vitshap.training.batches import Images
-from vitshap.training.configs import ExplainerTraining, Procedure, ValuesConfig
+from vitshap.training.configs import ExplainerTraining, Procedure
 from vitshap.training.explainer import explainer_task, hold_out, make_store, network_config
 from vitshap.training.loop import LoopConfig, Task, train
+from vitshap.training.recipes import load_recipe
 from vitshap.training.values import Evaluator
 
 WARM_UP = 4
 """Steps before the clock starts: kernels are compiled and recorded in the first three."""
 UNSEEN = 16
 """Images of the validation, which is not timed."""
-HARD = Augmentation(vertical_flip=0, crop_scale=(0.25, 1.0), paste=0.5)
-"""Views as the recipes of the procedure "values" make them: the most expensive ones."""
+RECIPES: dict[Procedure, str] = {"values": "imagenette-deit-tiny", "paper": "imagenette-vit-base"}
+"""Whose settings are timed, but for the batch and the coalitions."""
 
 
 class Speed(NamedTuple):
@@ -51,13 +52,13 @@ class Speed(NamedTuple):
 
 
 def training_for(procedure: Procedure, *, batch: int, coalitions: int, compiled: bool) -> ExplainerTraining:
-    """One epoch of a procedure; ``coalitions`` per image."""
-    return ExplainerTraining(
-        procedure,
-        LoopConfig(epochs=1, batch_size=batch, save_every=10**9),
-        augmentation=HARD if procedure == "values" else Augmentation(),
+    """One epoch of a shipped recipe of the procedure; ``coalitions`` per image."""
+    config = load_recipe(RECIPES[procedure]).explainer
+    return replace(
+        config,
+        loop=replace(config.loop, epochs=1, batch_size=batch, save_every=10**9),
         coalitions=coalitions,
-        values=ValuesConfig(views=2, coalitions=coalitions),
+        values=replace(config.values, views=2, coalitions=coalitions),
         compiled=compiled,
     )
 

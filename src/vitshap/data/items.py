@@ -121,7 +121,11 @@ def decoded(data: MapStyle, index: int, preprocess: Preprocess | None) -> Decode
         item = data[index]
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise TypeError(f"items of a data set are pairs (image, label), item {index} is a {type(item).__name__}")
-        return to_pixels(item[0], preprocess), item[1], index
+        pixels = to_pixels(item[0], preprocess)
+        if pixels.is_floating_point() and not bool(torch.isfinite(pixels).all()):
+            # Looked at here, once and on the host: training does not make a GPU wait for it in every step.
+            raise UnreadableImage(f"item {index}", "its pixels are not finite (NaN or infinity)")
+        return pixels, item[1], index
     except UnreadableImage as error:
         return error, 0, index
     except (OSError, SyntaxError) as error:

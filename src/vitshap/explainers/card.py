@@ -110,7 +110,5 @@ def _flat(quality: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]
         if isinstance(value, dict):
             yield from _flat(value, f"{above}{name}, ")
         else:
-            yield (
-                MEASURES.get(f"{above}{name}", f"{above}{name}"),
-                f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/"),
-            )
+            said = f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
+            yield MEASURES.get(above + name, above + name), said

@@ -237,8 +237,8 @@ class _ValuesStep(_Step):
                 known=known,
                 explained=values.detach(),
             )
-            counts = class_importance(full, self.explainer.surrogate.output, self.config.emphasis)
-            errors = [(counts * weights * self._errors(half, values, known)).mean() for half, weights in halves]
+            importance = class_importance(full, self.explainer.surrogate.output, self.config.emphasis)
+            errors = [(importance * weights * self._errors(half, values, known)).mean() for half, weights in halves]
             units = sum(half.values.shape[1] for half, _ in halves)
             return units * torch.stack(errors).mean()
 

@@ -155,7 +155,7 @@ class ClassifierStep(nn.Module):
         self.model, self.class_weights = model, class_weights
 
     def forward(self, pixels: Tensor, labels: Tensor, coalitions: Tensor | None = None) -> Tensor:
-        logits = self.model.logits(pixels, coalitions, finite=False)  # [B, K] or [B, S, K]; the loop looks at the loss
+        logits = self.model.logits(pixels, coalitions, finite=False)  # [B, K] or [B, S, K]; seen when read
         if coalitions is not None:
             labels = labels.repeat_interleave(logits.shape[1], 0)
             logits = logits.flatten(0, 1)
@@ -172,7 +172,7 @@ class SurrogateStep(nn.Module):
 
     def forward(self, pixels: Tensor, coalitions: Tensor) -> Tensor:
         with torch.no_grad():
-            wanted = self._classifier[0].logits(pixels, finite=False)  # the loop looks at the loss
+            wanted = self._classifier[0].logits(pixels, finite=False)  # seen when they were read
         answers = self.surrogate.logits(pixels, coalitions, finite=False)
         return surrogate_loss(wanted, answers, self.surrogate.output)
 

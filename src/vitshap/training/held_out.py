@@ -84,8 +84,10 @@ class HeldOut:
             drawn = self.planned(indices, self.images.seed)
             halves = weighted_halves(self.plan, drawn, self.planned_worth[here], base, full, power=self.power)
             centred = values - values.mean(1, keepdim=True)
-            counts = class_importance(full, self.output, self.emphasis)
-            errors = [(counts * weights * (centred - half.labels()).square().sum(1)).mean() for half, weights in halves]
+            importance = class_importance(full, self.output, self.emphasis)
+            errors = [
+                (importance * weights * (centred - half.labels()).square().sum(1)).mean() for half, weights in halves
+            ]
             found["selection_loss"] = torch.stack(errors).mean()
         return {name: float(loss) for name, loss in found.items()}
 

@@ -84,9 +84,7 @@ class _Clock:
         config, model = recipe.classifier, copy.deepcopy(self.model)
         assert config is not None
         d = model.num_players
-        law = uniform_size(d) if recipe.masked else fixed_size(d, d)
-
-        trained = ClassifierStep(model, None)
+        law, trained = uniform_size(d) if recipe.masked else fixed_size(d, d), ClassifierStep(model, None)
 
         def loss(pixels: Tensor, batch: Batch) -> Tensor:
             if not recipe.masked:
