@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -38,6 +40,39 @@ def test_it_learns_keeps_the_best_and_writes_a_line_per_epoch(tmp_path: Path) ->
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
     with pytest.raises(ValueError, match="holds a training already"):
         train(small_training.task(), LoopConfig(epochs=6, batch_size=10), tmp_path)
+
+
+def test_fewer_validations_change_what_is_known_and_not_what_is_learned(tmp_path: Path) -> None:
+    config = LoopConfig(epochs=5, batch_size=10, learning_rate=3e-3, save_every=4)
+    often = train(small_training.task(), config, tmp_path / "often")
+    seldom = train(small_training.task(), replace(config, validate_every=2), tmp_path / "seldom")
+    assert [line["epoch"] for line in seldom] == [1, 3, 4]
+    for line in seldom:
+        same = often[int(line["epoch"])]
+        assert (line["step"], line["loss"]) == (same["step"], same["loss"])
+    losses = [line["train_loss"] for line in often]
+    assert seldom[1]["train_loss"] == pytest.approx((losses[2] + losses[3]) / 2)
+    ends = [checkpoints.load_latest(tmp_path / name / "checkpoints").tensors for name in ("often", "seldom")]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_a_training_that_stops_between_validations_continues_to_the_bit(tmp_path: Path) -> None:
+    config = LoopConfig(epochs=6, batch_size=10, learning_rate=3e-3, save_every=4, validate_every=3)
+    train(small_training.task(), config, tmp_path / "whole")
+    stopped = small_training.task()
+
+    def batches(order: Iterable[torch.Tensor], epoch: int) -> Iterator[tuple[torch.Tensor, ...]]:
+        for number, batch in enumerate(stopped.batches(order, epoch)):
+            if (epoch, number) == (4, 1):  # 21 steps of which 20 are saved; the last validation was after 15
+                raise KeyboardInterrupt
+            yield batch
+
+    with pytest.raises(KeyboardInterrupt):
+        train(replace(stopped, batches=batches), config, tmp_path / "stopped")
+    train(small_training.task(), config, tmp_path / "stopped", resume=True)
+    whole, continued = (checkpoints.load_latest(tmp_path / name / "checkpoints") for name in ("whole", "stopped"))
+    assert whole.record == continued.record
+    assert all(torch.equal(whole.tensors[name], continued.tensors[name]) for name in whole.tensors)
 
 
 def _run_with_kills(folder: Path, kills: int, seed: int) -> int:
@@ -111,6 +146,14 @@ def test_patience_ends_a_training_that_no_longer_improves(tmp_path: Path) -> Non
     task = Task(module, module, _fine_batches, 8, lambda: {"loss": next(losses)})
     history = train(task, LoopConfig(epochs=6, batch_size=4, patience=2), tmp_path)
     assert [line["loss"] for line in history] == [3.0, 2.0, 2.5, 2.5]
+
+
+def test_patience_is_counted_in_epochs_whatever_is_validated(tmp_path: Path) -> None:
+    module = _Explodes()
+    losses = iter([3.0, 2.0, 2.5, 2.5, 1.0])
+    task = Task(module, module, _fine_batches, 8, lambda: {"loss": next(losses)})
+    history = train(task, LoopConfig(epochs=10, batch_size=4, patience=3, validate_every=2), tmp_path)
+    assert [line["epoch"] for line in history] == [1, 3, 5, 7]
 
 
 def test_fewer_samples_than_a_batch_are_named(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from vitshap.estimators.exact import exact
 from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel, wrap
 from vitshap.training.batches import Images
-from vitshap.training.configs import ValuesConfig
-from vitshap.training.explainer import make_store
+from vitshap.training.configs import ExplainerTraining, ValuesConfig
+from vitshap.training.explainer import make_store, training_images
 from vitshap.training.held_out import FILE, HeldOut
 from vitshap.training.values import Evaluator, ValueStore
 
@@ -63,6 +63,16 @@ def test_memory_does_not_decide_what_values_are(model: MaskedModel, paste: float
                     assert torch.equal(one.coalitions, two.coalitions)
                     torch.testing.assert_close(one.worth, two.worth, atol=1e-6, rtol=0)
                     torch.testing.assert_close(one.full, two.full, atol=1e-6, rtol=0)
+
+
+def test_the_last_views_are_milder(model: MaskedModel) -> None:
+    hard = replace(VARIED, crop_scale=(0.2, 0.5), paste=0.9)
+    data, values = load_digits().train.subset(range(30)), ValuesConfig(views=8, milder=0.25)
+    images = training_images(model, data, ExplainerTraining(augmentation=hard, values=values))
+    order = [torch.arange(30)]
+    for view in range(8):
+        expected = Images(model, data, hard.milder() if view >= 6 else hard, seed=0)
+        assert torch.equal(next(images.views(order, view))[0], next(expected.views(order, view))[0])
 
 
 class _Torn:

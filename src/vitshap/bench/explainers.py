@@ -18,7 +18,7 @@ from vitshap.explainers import Explainer, ExplainerConfig
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
 from vitshap.training.configs import ExplainerTraining, ValuesConfig
-from vitshap.training.explainer import hold_out, make_store, network_config, train_explainer
+from vitshap.training.explainer import hold_out, make_store, network_config, train_explainer, training_images
 from vitshap.training.loop import LoopConfig
 from vitshap.training.values import Evaluator, ValueStore
 
@@ -104,10 +104,11 @@ def ablate(
     unseen = Images(surrogate, val, None, seed=0)
     stores: dict[tuple[Any, ...], ValueStore] = {}
     for number, (name, config) in enumerate(chosen.items()):
-        images = Images(surrogate, data, config.augmentation, seed=0)
+        images = training_images(surrogate, data, config)
         started, store = time.perf_counter(), None
         if config.procedure == "values":
-            key = (config.values.allocation, config.augmentation, config.values.views, config.values.coalitions)
+            values = config.values
+            key = (config.augmentation, values.allocation, values.views, values.coalitions, values.milder)
             if key not in stores:
                 stores.clear()  # one at a time: memory
                 stores[key] = make_store(evaluate, images, config.values)

@@ -53,8 +53,10 @@ def read_image(path: str | PathLike[str], *, channels: int = 3) -> Image.Image:
 
 def as_tensor(image: Image.Image) -> Tensor:
     """Pixels of an L or RGB image, uint8 ``[C, H, W]``."""
-    pixels = torch.from_numpy(np.array(image, dtype=np.uint8))  # [H, W] or [H, W, C]
-    return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1).contiguous()
+    pixels = np.array(image, dtype=np.uint8)  # [H, W] or [H, W, C]
+    # numpy copies in this thread: torch would wake all of its own for every image, and threads that decode side by side
+    # would wait for each other.
+    return torch.from_numpy(pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
 def as_picture(pixels: Tensor) -> Image.Image:

@@ -91,6 +91,11 @@ def to_pixels(image: Any, preprocess: Preprocess | None) -> Tensor:
     if preprocess is None:
         raise ValueError(f"to turn a {type(image).__name__} into the net's input, preprocessing has to be given")
     channels = len(preprocess.mean)
+    size = (
+        preprocess.size if preprocess.size == preprocess.resize else None
+    )  # of images that are neither scaled nor cut
+    if isinstance(image, Tensor) and image.dtype == torch.uint8 and size and image.shape == (channels, *size):
+        return image
     if isinstance(image, str | Path):
         picture = read_image(image, channels=channels)
     elif isinstance(image, Image.Image):
@@ -102,7 +107,7 @@ def to_pixels(image: Any, preprocess: Preprocess | None) -> Tensor:
     else:
         kind = f"{type(image).__name__} of {getattr(image, 'dtype', 'unknown type')}"
         raise ValueError(f"an image is a path, a PIL image, an array or a tensor (uint8 or float), got {kind}")
-    if (picture.height, picture.width) == preprocess.size == preprocess.resize:
+    if (picture.height, picture.width) == size:
         return as_tensor(picture)
     neutral = replace(preprocess, mean=(0.0,) * channels, std=(1.0,) * channels)
     return (neutral(picture) * 255).round().to(torch.uint8)

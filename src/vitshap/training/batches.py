@@ -16,13 +16,21 @@ from vitshap.models import MaskedModel, Preprocess
 class Images:
     """A data set opened for a model; a sample's view is a function of (seed, view number, sample index)."""
 
-    def __init__(self, model: MaskedModel, data: Any, augmentation: Augmentation | None, *, seed: int) -> None:
-        """``augmentation`` None: every view is the image itself."""
+    def __init__(
+        self,
+        model: MaskedModel,
+        data: Any,
+        augmentation: Augmentation | None,
+        *,
+        seed: int,
+        milder_from: int | None = None,
+    ) -> None:
+        """``augmentation`` None: every view is the image itself. From view ``milder_from`` on images are varied less."""
         how = model.preprocess if isinstance(model.preprocess, Preprocess) else None
         channels = model.adapter.channels
         self.mean = how.mean if how else (0.0,) * channels
         self.std = how.std if how else (1.0,) * channels
-        self.augmentation, self.seed = augmentation, seed
+        self.augmentation, self.seed, self.milder_from = augmentation, seed, milder_from
         self.source: PixelSource = open_pixels(data, how, device=model.device)
 
     def __len__(self) -> int:
@@ -30,7 +38,8 @@ class Images:
 
     def views(self, order: Iterable[Tensor], view: int) -> Iterator[tuple[Tensor, Batch]]:
         """For every tensor of positions: pixels of that view as the net takes them, and the batch they come from."""
-        if self.augmentation is None or not self.augmentation.paste:
+        how = self._augmentation(view)
+        if how is None or not how.paste:
             for batch in self.source.batches(order):
                 yield self._varied(batch, view), batch
             return
@@ -56,6 +65,11 @@ class Images:
         """Positions of sample indices."""
         return torch.searchsorted(self.source.kept, indices) if isinstance(self.source, CachedPixels) else indices
 
+    def _augmentation(self, view: int) -> Augmentation | None:
+        if self.augmentation is None or self.milder_from is None or view < self.milder_from:
+            return self.augmentation
+        return self.augmentation.milder()
+
     def _partners(self, indices: Tensor, view: int) -> Tensor:
         """Positions of the images that are pasted into these samples."""
         assert self.augmentation is not None
@@ -68,9 +82,10 @@ class Images:
         return torch.where(found.any(1)[:, None, None, None], others.pixels[found.long().argmax(1)], batch.pixels)
 
     def _varied(self, batch: Batch, view: int, partners: Tensor | None = None) -> Tensor:
-        if self.augmentation is None:
+        how = self._augmentation(view)
+        if how is None:
             return normalised(batch.pixels, self.mean, self.std)
-        return self.augmentation(
+        return how(
             batch.pixels, batch.indices, seed=self.seed, epoch=view, mean=self.mean, std=self.std, partners=partners
         )
 

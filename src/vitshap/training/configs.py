@@ -60,13 +60,23 @@ class ValuesConfig:
     emphasis: float = 0.5
     """The predicted class counts as much as itself and this times all others together (softmax). Its values are the
     largest and noisiest, so that noise weights alone would leave it a small part of the loss."""
+    milder: float = 0.0
+    """Share of the views, the last ones, whose crops are no smaller than .8 of the area and have nothing pasted: what is
+    learned from hard views settles on images as they will be met."""
     allocation: Literal["pilot", "shapley"] = "pilot"
     """Sizes of coalitions: where a pilot on a few images finds the noise, or those of the Shapley kernel, in pairs."""
     loss: Literal["cancelled", "labels", "regression"] = "cancelled"
     """Fit unbiased estimates of the Shapley values: with the noise cancelled that the explainer can predict (needs
     network.profiles, else it is the next), or as they are ("labels"); or fit the values of coalitions ("regression")."""
     memory_gib: float | None = None
-    """Memory for values on the device; what does not fit is computed again. null: half of what is free."""
+    """Memory for values on the device, and for one view's pixels; what does not fit is computed again. null: half of
+    what is free."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.milder <= 1:
+            raise ValueError(f"values.milder is a share between 0 and 1, got {self.milder}")
+        if self.emphasis < 0:
+            raise ValueError(f"values.emphasis is 0 or more, got {self.emphasis}")
 
 
 @dataclass(frozen=True)

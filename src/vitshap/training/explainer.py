@@ -53,7 +53,7 @@ def fit_explainer(
     """
     config, console = config or ExplainerTraining(), console or Console(quiet=True)
     surrogate = copy.deepcopy(surrogate).eval()
-    images = Images(surrogate, data, config.augmentation, seed=config.loop.seed)
+    images = training_images(surrogate, data, config)
     unseen = Images(surrogate, val, None, seed=config.loop.seed)
     evaluate = Evaluator(surrogate, compiled=config.compiled)
     store = None
@@ -68,6 +68,13 @@ def fit_explainer(
             explainer.set_scale(held_out.full.std(0))
         train_explainer(explainer, images, held_out, place, config, store=store, resume=resume, console=console)
     return explainer
+
+
+def training_images(surrogate: MaskedModel, data: Any, config: ExplainerTraining) -> Images:
+    """Images of ``data`` as the training meets them."""
+    views = config.values.views
+    milder_from = round(views * (1 - config.values.milder)) if config.procedure == "values" else None
+    return Images(surrogate, data, config.augmentation, seed=config.loop.seed, milder_from=milder_from)
 
 
 def train_explainer(
@@ -175,7 +182,7 @@ def _paper_task(explainer: Explainer, images: Images, held_out: HeldOut, config:
 
 def _values_task(explainer: Explainer, store: ValueStore, held_out: HeldOut, config: ExplainerTraining) -> Task:
     def batches(order: Iterable[Tensor], epoch: int) -> Iterator[tuple[Tensor, ...]]:
-        return store.batches(list(order), epoch % store.views)
+        return store.batches(list(order), epoch)
 
     def validate() -> dict[str, float]:
         return held_out.losses(explainer, config.validation_batch)

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from vitshap.counter import shuffled
 from vitshap.training import checkpoints
 from vitshap.training.board import Board
+from vitshap.training.unread import UnreadLoss
 
 BEST = "best.safetensors"
 LOG = "log.jsonl"
@@ -57,6 +58,8 @@ class LoopConfig:
     seed: int = 0
     save_every: int = 500
     """Steps between checkpoints, besides one at the end of an epoch if the last is half a minute old."""
+    validate_every: int = 1
+    """Epochs between validations, each with a line in the log; the last epoch has one in any case."""
     patience: int | None = None
     """Stop after so many epochs without a better validation; None: never."""
 
@@ -86,30 +89,10 @@ class Progressed:
 
     step: int = 0
     losses: list[float] = field(default_factory=list)
-    """Of the steps of the epoch so far."""
+    """Of the steps since the last validation."""
     best: float | None = None
     best_epoch: int = -1
     history: list[dict[str, float]] = field(default_factory=list)
-
-
-class _Unread:
-    """The loss of a step, on its way from the device.
-
-    Asking a GPU for a number waits for everything that was queued before the question. So the copy is queued with the
-    step, and only that copy is waited for, while the GPU works on the next step.
-    """
-
-    def __init__(self, step: int, rate: float, loss: Tensor) -> None:
-        self.step, self.rate = step, rate
-        self._loss = loss.to("cpu", non_blocking=True)
-        self._copied = torch.cuda.Event() if loss.is_cuda else None  # type: ignore[no-untyped-call]
-        if self._copied is not None:
-            self._copied.record()
-
-    def loss(self) -> float:
-        if self._copied is not None:
-            self._copied.synchronize()
-        return float(self._loss)
 
 
 def train(
@@ -135,7 +118,7 @@ class _Run:
         )
         self.module, self.optimiser = self.accelerator.prepare(task.step, optimiser)
         self.state, self.saved = Progressed(), time.perf_counter()
-        self.unread: deque[_Unread] = deque()
+        self.unread: deque[UnreadLoss] = deque()
         self.board = Board(folder / "tensorboard")
         self.epoch_steps = task.num_samples // config.batch_size
         self.total_steps = config.epochs * self.epoch_steps
@@ -149,10 +132,13 @@ class _Run:
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._progress() as advance:
-            while self.state.step < self.total_steps and not self._out_of_patience():
+            while not self._ended() and not self._out_of_patience():
                 epoch, position = divmod(self.state.step, self.epoch_steps)
                 self._epoch(epoch, position, advance)
-                self._finish_epoch(epoch)
+                if (epoch + 1) % self.config.validate_every == 0 or self._ended():
+                    self._validate(epoch)
+                if self._save_is_due():
+                    self._save()
         self.board.close()
         self._load_best()
         return self.state.history
@@ -184,7 +170,9 @@ class _Run:
         self.optimiser.zero_grad()
         accelerator.backward(loss)
         accelerator.clip_grad_norm_(self.module.parameters(), config.clip)
-        self.unread.append(_Unread(self.state.step, rate, accelerator.reduce(loss.detach().float(), reduction="mean")))
+        self.unread.append(
+            UnreadLoss(self.state.step, rate, accelerator.reduce(loss.detach().float(), reduction="mean"))
+        )
         self.optimiser.step()
         self.state.step += 1
 
@@ -201,7 +189,7 @@ class _Run:
         where = "there is no checkpoint yet" if last is None else f"the last good checkpoint is {last.path}"
         raise TrainingDiverged(f"the loss is {loss} at step {step} (learning rate {rate:.2e}); {where}")
 
-    def _finish_epoch(self, epoch: int) -> None:
+    def _validate(self, epoch: int) -> None:
         self.task.trained.eval()
         with torch.no_grad(), self.accelerator.autocast():
             metrics = self.task.validate()
@@ -215,17 +203,19 @@ class _Run:
         losses, self.state.losses = self.state.losses, []
         record = {"epoch": epoch, "step": self.state.step, "train_loss": sum(losses) / len(losses), **metrics}
         self.state.history.append(record)
-        if self._save_is_due():
-            self._save()
         if self.accelerator.is_main_process:
             _write_text(self.folder / LOG, "".join(json.dumps(line) + "\n" for line in self.state.history))
             self.board.add(record)
-        if epoch % max(1, self.config.epochs // LINES) == 0 or self.state.step == self.total_steps:
+        lines = len(self.state.history) - 1
+        if lines % max(1, self.config.epochs // self.config.validate_every // LINES) == 0 or self._ended():
             self.console.print(", ".join(f"{k} {v:.4g}" for k, v in record.items()) + (" (best)" if better else ""))
 
+    def _ended(self) -> bool:
+        return self.state.step >= self.total_steps
+
     def _out_of_patience(self) -> bool:
-        patience = self.config.patience
-        return patience is not None and len(self.state.history) - 1 - self.state.best_epoch >= patience > 0
+        patience, history = self.config.patience, self.state.history
+        return patience is not None and bool(history) and history[-1]["epoch"] - self.state.best_epoch >= patience > 0
 
     def _save(self) -> None:
         self._read_loss()  # nothing is saved before it is known to be finite
@@ -237,7 +227,7 @@ class _Run:
 
     def _save_is_due(self) -> bool:
         """At the end of an epoch. Epochs may last a second: writing weights and moments after each would take longer."""
-        regular = self.state.step % self.config.save_every == 0 or self.state.step == self.total_steps
+        regular = self.state.step % self.config.save_every == 0 or self._ended()
         return regular or time.perf_counter() - self.saved > SAVE_SECONDS
 
     def _resume(self) -> None:

@@ -119,7 +119,8 @@ class Recipe:
     def _counts(self) -> Iterator[tuple[str, int]]:
         """Numbers that must be at least one."""
         for path, loop in self._loops():
-            yield from ((f"{path}.{key}", getattr(loop, key)) for key in ("epochs", "batch_size", "save_every"))
+            for key in ("epochs", "batch_size", "save_every", "validate_every"):
+                yield f"{path}.{key}", getattr(loop, key)
         for name in ("classifier", "surrogate", "explainer"):
             for key in ("coalitions", "validation_coalitions", "validation_batch"):
                 if hasattr(training := getattr(self, name), key):

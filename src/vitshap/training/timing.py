@@ -151,7 +151,8 @@ class _Clock:
     ) -> StageTime:
         train, val = len(self.splits.train), len(self.splits.val)
         steps = loop.epochs * (train // loop.batch_size)
-        seconds = steps * step + loop.epochs * val * check + once + (train + val) * self.decode
+        validations = -(-loop.epochs // loop.validate_every)
+        seconds = steps * step + validations * val * check + once + (train + val) * self.decode
         detail = f"{steps:,} steps of {step:.3g} s"
         if asked:
             detail += f", values of coalitions {about(asked)}"

@@ -91,7 +91,10 @@ class ValueStore:
         limit = free_bytes(evaluate.model.device) // 2 if memory is None else memory
         self.streamed = not isinstance(images.source, CachedPixels) or self.bytes_per_view > limit
         self.keeps_all = not self.streamed and views * self.bytes_per_view <= limit
+        rest = limit - self.bytes_per_view * (views if self.keeps_all else 1)
+        self._keeps_pixels = not self.streamed and self._pixel_bytes() <= rest and _processes() == 1
         self._kept: dict[int, Worth] = {}
+        self._pixels: tuple[int, Tensor] | None = None  # the view whose values were computed last
 
     @property
     def bytes_per_view(self) -> int:
@@ -127,16 +130,28 @@ class ValueStore:
             paired=self.plan.paired,
         )
 
-    def batches(self, order: list[Tensor], view: int) -> Iterator[Known]:
-        """For every tensor of positions: pixels of that view, its coalitions and their values."""
+    def batches(self, order: list[Tensor], epoch: int) -> Iterator[Known]:
+        """For every tensor of positions: pixels of the epoch's view, its coalitions and their values."""
+        view = epoch % self.views
         known = None if self.streamed else self._view(view)
-        for pixels, batch in self.images.views(order, view):
-            coalitions = self.draw(batch.indices, view)
+        for pixels, indices in self._varied(order, view, again=epoch >= self.views):
+            coalitions = self.draw(indices, view)
             if known is None:
                 yield Known(pixels, coalitions, *self.evaluate(pixels, coalitions))
             else:
-                at = self.images.positions(batch.indices)
+                at = self.images.positions(indices)
                 yield Known(pixels, coalitions, known.full[at], known.worth[at])
+
+    def _varied(self, order: list[Tensor], view: int, *, again: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pixels of that view and sample indices: made anew, or those that its values were just computed of. A view that
+        is met ``again`` is made anew also where a resumed run has just computed it: batches of another size may round
+        otherwise."""
+        if again or self._pixels is None or self._pixels[0] != view:
+            yield from ((pixels, batch.indices) for pixels, batch in self.images.views(order, view))
+            return
+        for positions in order:
+            at = positions.to(self._pixels[1].device, non_blocking=True)
+            yield self._pixels[1][at], self.images.indices(positions)
 
     def _view(self, view: int) -> Worth:
         if view not in self._kept:
@@ -148,18 +163,37 @@ class ValueStore:
     def _computed(self, view: int) -> Worth:
         """All samples in order; processes take turns and then exchange what they have."""
         model = self.evaluate.model
-        n, together = len(self.images), distributed.is_available() and distributed.is_initialized()
-        rank, world = (distributed.get_rank(), distributed.get_world_size()) if together else (0, 1)
+        n, world = len(self.images), _processes()
+        rank = distributed.get_rank() if world > 1 else 0
         full = torch.zeros(n, model.num_classes, device=model.device)
         worth = torch.zeros(n, self.coalitions, model.num_classes, device=model.device)
         mine = chunks(n, max(1, ROWS // (self.coalitions + 1)))[rank::world]
         for positions, (pixels, batch) in zip(mine, self.images.views(mine, view), strict=True):
             at = positions.to(model.device)
             full[at], worth[at] = self.evaluate(pixels, self.draw(batch.indices, view))
-        if together:
+            if self._keeps_pixels:
+                self._keep_pixels(view, positions, pixels)
+        if world > 1:
             for tensor in (full, worth):
                 distributed.all_reduce(tensor)
         return Worth(full, worth)
+
+    def _keep_pixels(self, view: int, positions: Tensor, pixels: Tensor) -> None:
+        """Training meets a view right after its values were computed: varying images again would take as long as half a
+        step. One view's pixels are kept, in the place of the last one's."""
+        kept = pixels.new_empty(len(self.images), *pixels.shape[1:]) if self._pixels is None else self._pixels[1]
+        kept[int(positions[0]) : int(positions[-1]) + 1] = pixels
+        self._pixels = view, kept
+
+    def _pixel_bytes(self) -> int:
+        """Of one view of all images."""
+        model = self.evaluate.model
+        return len(self.images) * model.adapter.channels * model.image_size[0] * model.image_size[1] * 4
+
+
+def _processes() -> int:
+    together = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if together else 1
 
 
 def pilot_values(evaluate: Evaluator, images: Images, coalitions: Coalitions, *, count: int) -> Worth:
