@@ -1,5 +1,6 @@
 """Measures of an explainer's quality, where the exact values are known."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from vitshap.data import load_digits
 from vitshap.estimators.exact import exact
 from vitshap.explainers import Explainer
 from vitshap.models import wrap
+from vitshap.training.recipes import load_recipe
 from vitshap.training.values import Evaluator
 
 
@@ -72,10 +74,13 @@ def test_other_classes_are_refused(explainer: Explainer, tmp_path: Path) -> None
 
 def test_variants_have_equal_evaluations_and_the_command_trains_them(explainer: Explainer, tmp_path: Path) -> None:
     chosen = explainers.variants(views=2, coalitions=32, num_players=16)
-    alone = [chosen[f"+ {name}"] for name in explainers.STEPS]
-    without = [chosen[f"all but {name}"] for name in explainers.STEPS]
+    alone = [chosen[f"+ {name}"] for name in explainers.recipe_steps()]
+    without = [chosen[f"all but {name}"] for name in explainers.recipe_steps()]
     all_of_them = [*alone, *without, chosen["stored values"], chosen["all together"]]
     assert len(set(map(repr, all_of_them))) == len(all_of_them)
+    recipe, together = load_recipe(explainers.RECIPE).explainer, chosen["all together"]
+    assert replace(together.values, views=recipe.values.views, coalitions=recipe.values.coalitions) == recipe.values
+    assert together.augmentation == recipe.augmentation
     paper = chosen["paper"]
     assert paper.procedure == "paper"
     assert paper.loop.epochs == 2  # of 32 coalitions and the full one

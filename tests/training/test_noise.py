@@ -15,13 +15,15 @@ from vitshap.game import Game
 from vitshap.training.configs import ValuesConfig
 from vitshap.training.explainer import _ValuesStep
 from vitshap.training.noise import (
+    NO_WEIGHTS,
     NOISE_PER_PLAYER,
     Known,
     Plan,
+    Weighing,
     _without_curve,
-    inverse_noise,
     residuals,
     weighted_halves,
+    weights_by_noise,
 )
 
 D = 6
@@ -117,7 +119,7 @@ def test_weights_by_the_other_half_leave_no_bias_and_weights_by_the_own_half_do(
     noise = residuals(plan, drawn, worth, base, full).noise()
     plan = replace(plan, typical_noise=float(noise.mean()), class_noise=noise.mean((0, 1)))
     centred = _shapley(table) - _shapley(table).mean(0)
-    halves = weighted_halves(plan, drawn, worth, base, full, power=1.0)
+    halves = weighted_halves(plan, drawn, worth, base, full, weighing=Weighing())
 
     def deviation(weights: list[torch.Tensor]) -> float:
         """Of the weighted mean of labels from the values, in standard errors."""
@@ -138,10 +140,10 @@ def test_a_single_unit_is_weighed_by_its_class() -> None:
     drawn = torch.ones(3, 1, D, dtype=torch.bool)
     drawn[:, :, 0] = False
     [(whole, weights)] = weighted_halves(
-        plan, drawn, torch.randn(3, 1, 2), torch.zeros(3, 2), torch.ones(3, 2), power=1.0
+        plan, drawn, torch.randn(3, 1, 2), torch.zeros(3, 2), torch.ones(3, 2), weighing=Weighing(1.0)
     )
     assert whole.values.shape == (3, 1, 2)
-    torch.testing.assert_close(weights, inverse_noise(plan.class_noise, 1.0).expand(3, 2))
+    torch.testing.assert_close(weights, weights_by_noise(plan.class_noise, 1.0, Weighing()).expand(3, 2))
 
 
 def test_the_explainers_values_tell_noisy_views_from_quiet_ones() -> None:
@@ -156,7 +158,9 @@ def test_the_explainers_values_tell_noisy_views_from_quiet_ones() -> None:
     plan = replace(_plan(law, paired=False), typical_noise=float(noise.mean()), class_noise=noise.mean(0))
 
     def kept(explained: Tensor | None) -> float:
-        halves = weighted_halves(plan, drawn, worth, sized * base, sized * full, power=1.0, explained=explained)
+        halves = weighted_halves(
+            plan, drawn, worth, sized * base, sized * full, weighing=Weighing(), explained=explained
+        )
         weights = halves[0][1]
         variance = (weights.square() * noise).sum(0) / weights.sum(0).square()
         return float((1 / ((1 / noise).sum(0) * variance)).mean())
@@ -170,9 +174,11 @@ def test_a_single_unit_is_weighed_by_the_explainers_values() -> None:
     drawn = torch.arange(D).expand(2, 1, D) > 2
     explained = torch.stack([torch.arange(D), 2 * torch.arange(D)])[..., None].expand(2, D, 2).float()
     zero = torch.zeros(2, 2)
-    [(_, weights)] = weighted_halves(plan, drawn, torch.randn(2, 1, 2), zero, zero, power=1.0, explained=explained)
+    [(_, weights)] = weighted_halves(
+        plan, drawn, torch.randn(2, 1, 2), zero, zero, weighing=Weighing(), explained=explained
+    )
     noise = NOISE_PER_PLAYER * D * 17.5 * torch.tensor([1.0, 4.0])  # 17.5: the sum of squares of 0..5 about their mean
-    torch.testing.assert_close(weights, inverse_noise(noise, 1.0)[:, None].expand(2, 2))
+    torch.testing.assert_close(weights, weights_by_noise(noise, 1.0, Weighing())[:, None].expand(2, 2))
 
 
 def test_removing_the_size_effect_removes_noise() -> None:
@@ -225,9 +231,18 @@ def test_settled_values_are_not_disturbed_by_the_spread_at_other_sizes() -> None
 
 def test_weights_fall_with_noise_and_are_bounded() -> None:
     noise = torch.tensor([0.0, 1.0, 4.0])
-    assert inverse_noise(noise, 1.0).tolist() == pytest.approx([1 / 0.003, 1 / 1.003, 1 / 4.003])
-    assert inverse_noise(noise, 1.0, 0.0).tolist() == [1, 1, 1]
-    assert inverse_noise(4 * noise, 4.0, 0.5).tolist() == pytest.approx((inverse_noise(noise, 1.0, 0.5) / 4).tolist())
+    assert weights_by_noise(noise, 1.0, Weighing()).tolist() == pytest.approx([1 / 0.003, 1 / 1.003, 1 / 4.003])
+    assert weights_by_noise(noise, 1.0, NO_WEIGHTS).tolist() == [1, 1, 1]
+    root = Weighing(0.5)
+    scaled, plain = weights_by_noise(4 * noise, 4.0, root), weights_by_noise(noise, 1.0, root)
+    assert scaled.tolist() == pytest.approx((plain / 4).tolist())
+
+
+def test_what_is_added_for_all_alike_counts_where_noise_is_large() -> None:
+    noise = torch.tensor([0.02, 2.0, 200.0])
+    alone, added = (weights_by_noise(noise, 2.0, Weighing(1.0, alike)) for alike in (0.0, 0.1))
+    torch.testing.assert_close(added - alone, torch.full((3,), 0.1 / 2))
+    assert (added / alone).tolist() == pytest.approx([1.0, 1.1, 11.0], rel=5e-3)
 
 
 def test_pairs_of_the_shapley_kernel_have_one_weight() -> None:
@@ -290,7 +305,7 @@ def test_the_explainers_gradient_is_the_one_of_unbiased_labels() -> None:
     known = _known(6, views, scale=0.3)
     values = known.values.clone().requires_grad_()
     halves = weighted_halves(
-        _plan(law, paired=False), drawn, _worth(table, drawn).float(), base, full, power=0.0, known=known
+        _plan(law, paired=False), drawn, _worth(table, drawn).float(), base, full, weighing=NO_WEIGHTS, known=known
     )
     step = _ValuesStep.__new__(_ValuesStep)
     step.config = ValuesConfig(loss="cancelled")

@@ -82,6 +82,7 @@ def test_ones_own_file_and_changes_to_it(tmp_path: Path) -> None:
         (["explainer.values.views=0"], r"explainer\.values\.views must be at least 1"),
         (["explainer.values.milder=1.5"], r"values\.milder is a share between 0 and 1"),
         (["explainer.values.emphasis=-1"], r"values\.emphasis is 0 or more"),
+        (["explainer.values.alike=-0.1"], r"values\.alike is 0 or more"),
         (["surrogate.loop.validate_every=0"], r"surrogate\.loop\.validate_every must be at least 1"),
         (["classifier=null", "masked=true"], "masked: true trains the classifier, but classifier is null"),
         (["model.output=identity"], "identity is regression"),

@@ -16,6 +16,7 @@ from vitshap.training.batches import Images
 from vitshap.training.configs import ExplainerTraining, ValuesConfig
 from vitshap.training.explainer import make_store, training_images
 from vitshap.training.held_out import FILE, HeldOut
+from vitshap.training.noise import Weighing
 from vitshap.training.values import Evaluator, ValueStore
 
 VARIED = Augmentation(horizontal_flip=0, vertical_flip=0, jitter=0)
@@ -134,7 +135,8 @@ def test_exact_values_have_the_least_held_out_loss(model: MaskedModel, tmp_path:
     plan = _store(model).plan if planned else None
 
     def opened() -> HeldOut:
-        return HeldOut(tmp_path, evaluate, unseen, explainer.null_values, pairs=16, plan=plan, planned=24, power=0.5)
+        how = {"pairs": 16, "plan": plan, "planned": 24, "weighing": Weighing(0.5)}
+        return HeldOut(tmp_path, evaluate, unseen, explainer.null_values, **how)
 
     held_out = opened()
     pixels = torch.cat([pixels for pixels, _ in unseen.in_order(60)])

@@ -20,8 +20,11 @@ from vitshap.training.batches import Images
 from vitshap.training.configs import ExplainerTraining, ValuesConfig
 from vitshap.training.explainer import hold_out, make_store, network_config, train_explainer, training_images
 from vitshap.training.loop import LoopConfig
+from vitshap.training.recipes import load_recipe
 from vitshap.training.values import Evaluator, ValueStore
 
+RECIPE = "imagenette-deit-tiny"
+"""Whose steps are measured."""
 Judge = Callable[[Explainer], dict[str, float]]
 
 
@@ -52,30 +55,34 @@ def variants(views: int, coalitions: int, num_players: int, *, passes: int = 2) 
     )
     authors = ExplainerTraining(loop=loop, values=plain, network=ExplainerConfig())
     stored = replace(authors, network=ExplainerConfig(tanh=False, output_scale=2 / num_players))
-    whole = STEPS.values()
+    steps = recipe_steps()
     paper_epochs = max(1, views * (coalitions + 1) // 33)
     return {
         "paper": ExplainerTraining(procedure="paper", loop=LoopConfig(epochs=paper_epochs, save_every=10**9)),
         "stored values, tanh": authors,
         "stored values": stored,
-        **{f"+ {name}": _with(stored, [change]) for name, change in STEPS.items()},
-        "all together": _with(stored, whole),
-        **{f"all but {name}": _with(stored, [c for other, c in STEPS.items() if other != name]) for name in STEPS},
+        **{f"+ {name}": _with(stored, [change]) for name, change in steps.items()},
+        "all together": _with(stored, steps.values()),
+        **{f"all but {name}": _with(stored, [c for other, c in steps.items() if other != name]) for name in steps},
     }
 
 
-STEPS: dict[str, dict[str, Any]] = {
-    "size effect removed": {"values": {"size_effect": True}},
-    "noise weights": {"values": {"noise_weights": ValuesConfig.noise_weights}},
-    "predicted class counts more": {"values": {"emphasis": ValuesConfig.emphasis}},
-    "sizes by pilot": {"values": {"allocation": "pilot"}},
-    "noise cancelled": {"values": {"loss": "cancelled"}, "network": {"profiles": True}},
-    "magnitudes": {"network": {"magnitudes": True}},
-    "upright photos": {"augmentation": {"vertical_flip": 0.0}},
-    "smaller crops": {"augmentation": {"crop_scale": (0.25, 1.0)}},
-    "pasted rectangles": {"augmentation": {"paste": 0.5}},
-}
-"""What each step changes, by the part of the configuration."""
+def recipe_steps() -> dict[str, dict[str, Any]]:
+    """What each step changes, by the part of the configuration, to what the shipped recipe says."""
+    recipe = load_recipe(RECIPE).explainer
+    values, views = recipe.values, recipe.augmentation
+    assert views is not None
+    return {
+        "size effect removed": {"values": {"size_effect": values.size_effect}},
+        "noise weights": {"values": {"noise_weights": values.noise_weights, "alike": values.alike}},
+        "predicted class counts more": {"values": {"emphasis": values.emphasis}},
+        "sizes by pilot": {"values": {"allocation": values.allocation}},
+        "noise cancelled": {"values": {"loss": values.loss}, "network": {"profiles": True}},
+        "magnitudes": {"network": {"magnitudes": True}},
+        "upright photos": {"augmentation": {"vertical_flip": views.vertical_flip}},
+        "smaller crops": {"augmentation": {"crop_scale": views.crop_scale}, "values": {"milder": values.milder}},
+        "pasted rectangles": {"augmentation": {"paste": views.paste}},
+    }
 
 
 def _with(config: ExplainerTraining, changes: Iterable[dict[str, Any]]) -> ExplainerTraining:

@@ -8,6 +8,7 @@ from typing import Literal
 from vitshap.data import Augmentation
 from vitshap.explainers import ExplainerConfig
 from vitshap.training.loop import LoopConfig
+from vitshap.training.noise import Weighing
 
 Procedure = Literal["values", "paper"]
 Select = Literal["accuracy", "kappa", "loss"]
@@ -57,6 +58,9 @@ class ValuesConfig:
     """Remove what the size of a coalition alone explains: an unbiased reduction of noise."""
     noise_weights: float = 1.0
     """Weigh each view and class by its noise variance to the power of minus this; 0: all the same."""
+    alike: float = 0.0
+    """Added to these weights for all views and classes alike, where typical noise has the weight 1: raises those of the
+    largest values, on which insertion and deletion depend and which noise weights alone make small."""
     emphasis: float = 0.5
     """The predicted class counts as much as itself and this times all others together (softmax). Its values are the
     largest and noisiest, so that noise weights alone would leave it a small part of the loss."""
@@ -75,8 +79,14 @@ class ValuesConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.milder <= 1:
             raise ValueError(f"values.milder is a share between 0 and 1, got {self.milder}")
-        if self.emphasis < 0:
-            raise ValueError(f"values.emphasis is 0 or more, got {self.emphasis}")
+        for name in ("emphasis", "alike"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"values.{name} is 0 or more, got {getattr(self, name)}")
+
+    @property
+    def weighing(self) -> Weighing:
+        """How views and classes are weighed by their noise."""
+        return Weighing(self.noise_weights, self.alike)
 
 
 @dataclass(frozen=True)

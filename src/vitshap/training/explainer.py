@@ -126,7 +126,7 @@ def hold_out(
         pairs=config.validation_coalitions,
         plan=None if store is None else store.plan,
         planned=config.values.coalitions,
-        power=config.values.noise_weights,
+        weighing=config.values.weighing,
         emphasis=config.values.emphasis,
     )
 
@@ -239,7 +239,7 @@ class _ValuesStep(_Step):
                 worth,
                 base,
                 full,
-                power=self.config.noise_weights,
+                weighing=self.config.weighing,
                 size_effect=self.config.size_effect,
                 known=known,
                 explained=values.detach(),

@@ -19,7 +19,7 @@ from vitshap.data import sample_coalitions
 from vitshap.explainers import Explainer
 from vitshap.training.batches import Images
 from vitshap.training.fit import VALIDATION
-from vitshap.training.noise import Plan, weighted_halves
+from vitshap.training.noise import NO_WEIGHTS, Plan, Weighing, weighted_halves
 from vitshap.training.objectives import class_importance, explainer_loss, uniform_explanation
 from vitshap.training.values import ROWS, Evaluator
 
@@ -39,15 +39,15 @@ class HeldOut:
         pairs: int,
         plan: Plan | None = None,
         planned: int = 0,
-        power: float = 0.0,
+        weighing: Weighing = NO_WEIGHTS,
         emphasis: float = 0.0,
     ) -> None:
         """Evaluate them, or read them from the run's folder.
 
         ``pairs`` coalitions of the Shapley kernel and ``planned`` ones of the plan per image; ``base``: v(0) ``[1, K]``;
-        ``power``: of the noise that images and classes are weighed by; ``emphasis``: on the predicted class.
+        ``weighing``: of images and classes by their noise; ``emphasis``: on the predicted class.
         """
-        self.images, self.base, self.plan, self.power, self.emphasis = images, base, plan, power, emphasis
+        self.images, self.base, self.plan, self.weighing, self.emphasis = images, base, plan, weighing, emphasis
         self.output = evaluate.model.output
         self.pairs = _Drawn(shapley_kernel(evaluate.model.num_players), pairs, True, VALIDATION)
         self.planned = None if plan is None else _Drawn(plan.law, planned, plan.paired, f"{VALIDATION} by plan")
@@ -82,7 +82,7 @@ class HeldOut:
         }
         if self.plan is not None and self.planned is not None and self.planned_worth is not None:
             drawn = self.planned(indices, self.images.seed)
-            halves = weighted_halves(self.plan, drawn, self.planned_worth[here], base, full, power=self.power)
+            halves = weighted_halves(self.plan, drawn, self.planned_worth[here], base, full, weighing=self.weighing)
             centred = values - values.mean(1, keepdim=True)
             importance = class_importance(full, self.output, self.emphasis)
             errors = [

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -156,9 +157,22 @@ def residuals(
     return Residuals(centred, left, weights)
 
 
-def inverse_noise(noise: Tensor, typical: float, power: float = 1.0) -> Tensor:
-    """Weights of images and classes: inverse to a power of their noise; typical noise gives an error of 1."""
-    return (typical / (noise + FLOOR * typical)) ** power / typical
+class Weighing(NamedTuple):
+    """How views and classes are weighed by their noise."""
+
+    power: float = 1.0
+    """Inverse to this power of the noise."""
+    alike: float = 0.0
+    """What is added for all alike, where typical noise has the weight 1."""
+
+
+NO_WEIGHTS = Weighing(power=0.0)
+
+
+def weights_by_noise(noise: Tensor, typical: float, weighing: Weighing) -> Tensor:
+    """Weights of images and classes; without ``alike`` typical noise gives an error of 1."""
+    relative: Tensor = (typical / (noise + FLOOR * typical)) ** weighing.power
+    return (relative + weighing.alike) / typical
 
 
 def weighted_halves(
@@ -168,7 +182,7 @@ def weighted_halves(
     base: Tensor,
     full: Tensor,
     *,
-    power: float,
+    weighing: Weighing,
     size_effect: bool = True,
     known: Known | None = None,
     explained: Tensor | None = None,
@@ -182,7 +196,7 @@ def weighted_halves(
     left = residuals(plan, coalitions, worth, base, full, size_effect=size_effect, known=known)
     units, (guess, counts) = left.values.shape[1], _guessed_noise(plan, full, explained)
     if units < 2:
-        return [(left, inverse_noise(guess, plan.typical_noise, power))]
+        return [(left, weights_by_noise(guess, plan.typical_noise, weighing))]
     weights = []
     for start in (0, 1):
         own = torch.arange(start, units, 2, device=coalitions.device)
@@ -191,7 +205,7 @@ def weighted_halves(
         with torch.no_grad():
             half = residuals(plan, coalitions[:, own], worth[:, own], base, full, size_effect=size_effect, known=known)
             noise = (half.noise().sum(1) + counts * guess) / (half.values.shape[1] + counts)  # [B, K]
-            weights.append(inverse_noise(noise, plan.typical_noise, power))
+            weights.append(weights_by_noise(noise, plan.typical_noise, weighing))
     return [(left.part(slice(start, None, 2)), weights[1 - start]) for start in (0, 1)]
 
 
