@@ -138,6 +138,17 @@ def test_every_kind_of_image_gives_the_same_pixels(tmp_path: Path) -> None:
     assert to_pixels(already, PREPROCESS) is already
 
 
+def test_bytes_of_the_nets_size_stay_as_they_are_and_others_are_made_so() -> None:
+    whole = Preprocess((20, 16), (20, 16), PREPROCESS.mean, PREPROCESS.std)
+    image = picture(3, height=20, width=16)
+    pixels = torch.from_numpy(np.array(image).transpose(2, 0, 1).copy())
+    assert to_pixels(pixels, whole) is pixels
+    assert torch.equal(to_pixels(image, whole), pixels)
+    assert to_pixels(pixels[:1], whole).shape == (3, 20, 16)  # grey
+    assert to_pixels(pixels[:, :10, :8], whole).shape == (3, 20, 16)
+    assert to_pixels(pixels, PREPROCESS).shape == (3, 8, 8)
+
+
 def test_digits_are_cached_as_they_are() -> None:
     digits = load_digits().val
     cached = open_pixels(digits, None)

@@ -91,9 +91,8 @@ def to_pixels(image: Any, preprocess: Preprocess | None) -> Tensor:
     if preprocess is None:
         raise ValueError(f"to turn a {type(image).__name__} into the net's input, preprocessing has to be given")
     channels = len(preprocess.mean)
-    size = (
-        preprocess.size if preprocess.size == preprocess.resize else None
-    )  # of images that are neither scaled nor cut
+    # The size of images that are neither scaled nor cut
+    size = preprocess.size if preprocess.size == preprocess.resize else None
     if isinstance(image, Tensor) and image.dtype == torch.uint8 and size and image.shape == (channels, *size):
         return image
     if isinstance(image, str | Path):
