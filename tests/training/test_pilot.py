@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from vitshap.coalitions import shapley_kernel
-from vitshap.training.noise import Plan
+from vitshap.training.noise import Plan, Weighing, weights_by_noise
 from vitshap.training.pilot import pilot
 
 
@@ -19,7 +19,7 @@ def _pilot(value) -> Plan:
         worth = value(coalitions)[None, :, None].expand(3, -1, -1)
         return worth, base.expand(3, 1), full.expand(3, 1)
 
-    return pilot(evaluate, d, seed=0, repeats=40)
+    return pilot(evaluate, d, seed=0, repeats=40, weigh=lambda noise, full: torch.ones_like(noise))
 
 
 def test_the_pilot_pairs_where_both_sides_are_noisy_and_alike() -> None:
@@ -42,3 +42,27 @@ def test_a_game_without_noise_keeps_the_shapley_kernel() -> None:
     plan = _pilot(lambda s: s.sum(-1).double() / 20)
     torch.testing.assert_close(plan.law.size_probabilities, shapley_kernel(20).size_probabilities)
     torch.testing.assert_close(plan.curve, torch.linspace(0, 1, 21, dtype=torch.float64), atol=1e-9, rtol=0)
+
+
+def test_sizes_are_those_of_the_images_that_count() -> None:
+    players = torch.linspace(-1, 1, 20)
+
+    def evaluate(coalitions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """An image whose values spread in small coalitions, and one with ten times the spread in large ones."""
+        effect, small = coalitions.float() @ players, coalitions.sum(-1) <= 10
+        worth = torch.stack([effect * small, 10 * effect * ~small])[..., None]
+        return worth, torch.zeros(2, 1), torch.ones(2, 1)
+
+    shares = []
+    for power in (0.0, 1.0):
+        weighing = Weighing(power)
+        plan = pilot(
+            evaluate,
+            20,
+            seed=0,
+            repeats=40,
+            weigh=lambda noise, _, how=weighing: weights_by_noise(noise, float(noise.mean()), how),
+        )
+        shares.append(float(plan.law.size_probabilities[:11].sum()))
+    assert shares[0] < 0.2  # by size of the noise: that of the second
+    assert shares[1] == pytest.approx(0.5, abs=0.1)  # by relative noise: both alike

@@ -25,11 +25,12 @@ from vitshap.training.configs import ExplainerTraining, ValuesConfig
 from vitshap.training.fit import kept_or_temporary
 from vitshap.training.held_out import HeldOut
 from vitshap.training.loop import Task, train
-from vitshap.training.noise import Known, Plan, Residuals, weighted_halves
+from vitshap.training.noise import Known, Plan, Residuals, weighted_halves, weights_by_noise
 from vitshap.training.objectives import class_importance, explainer_loss
 from vitshap.training.pilot import pilot
 from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, Evaluator, ValueStore, null_values, pilot_values
 
+TINY = 1e-30
 ASIDE = 0.01
 """Scale of the loss of what is learned beside the values."""
 
@@ -163,7 +164,12 @@ def plan_evaluations(evaluate: Evaluator, images: Images, config: ValuesConfig, 
         full, worth = pilot_values(evaluate, images, coalitions, count=count)
         return worth, null.expand_as(full), full
 
-    return pilot(values, d, seed=images.seed, repeats=PILOT_REPEATS, fixed=fixed)
+    def weigh(noise: Tensor, full: Tensor) -> Tensor:
+        """As the loss will."""
+        importance = class_importance(full, evaluate.model.output, config.emphasis)
+        return importance * weights_by_noise(noise, max(float(noise.mean()), TINY), config.weighing)
+
+    return pilot(values, d, seed=images.seed, repeats=PILOT_REPEATS, weigh=weigh, fixed=fixed)
 
 
 def _paper_task(explainer: Explainer, images: Images, held_out: HeldOut, config: ExplainerTraining) -> Task:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitshap.coalitions import CoalitionLaw, Coalitions, of_sizes, shapley_kernel
-from vitshap.training.noise import FLOOR, Plan
+from vitshap.training.noise import Plan
 
 SAFETY = 0.1
 """Part of the pilot's law that stays the Shapley kernel, so that no weight is larger than ten times its own."""
@@ -24,11 +24,13 @@ def pilot(
     *,
     seed: int,
     repeats: int,
+    weigh: Callable[[Tensor, Tensor], Tensor],
     fixed: CoalitionLaw | None = None,
 ) -> Plan:
     """Measure the spread of values at some sizes and choose the law; ``fixed``: pairs of that law whatever is found.
 
     ``evaluate`` takes coalitions ``[S, d]`` and gives their values for some images ``[B, S, K]``, v(0) and v(1) ``[B, K]``.
+    ``weigh`` takes noise and v(1) of images and classes ``[B, K]`` and says how much the noise of each counts.
     """
     grid = _size_grid(d)
     first = of_sizes(grid.repeat_interleave(repeats), d, generator=torch.Generator().manual_seed(seed))
@@ -44,13 +46,13 @@ def pilot(
     spread = {"pairs": both, "coalitions": torch.where((size <= d / 2)[:, None], small, large)}
     kernel = shapley_kernel(d)
     usual = _noise(kernel, both)  # [B, K]
-    known = usual + FLOOR * usual.mean()
-    laws = {name: _best_law(kernel, (one / known[:, None]).mean((0, 2)).sqrt()) for name, one in spread.items()}
+    counts = weigh(usual, full)
+    laws = {name: _best_law(kernel, (one * counts[:, None]).mean((0, 2)).sqrt()) for name, one in spread.items()}
     if fixed is not None:
         spread, laws = {"pairs": both}, {"pairs": fixed}
     cost = {"pairs": 2, "coalitions": 1}  # evaluations of a unit
     relative = {
-        name: float((_noise(laws[name], one) / known).mean() / (usual / known).mean()) * cost[name] / cost["pairs"]
+        name: float((_noise(laws[name], one) * counts).mean() / (usual * counts).mean()) * cost[name] / cost["pairs"]
         for name, one in spread.items()
     }
     best = min(relative, key=lambda name: relative[name])
