@@ -1,5 +1,7 @@
 """Masked, packed and physically dropped tokens give the same answer, for every family."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -128,3 +130,25 @@ def test_links(output: str) -> None:
     torch.testing.assert_close(model(pixels, coalitions)[:, 0], expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(model.logits(pixels, coalitions)[:, 0], logits, rtol=0, atol=1e-5)
     assert model.unit == ("output" if output == "identity" else "probability")
+
+
+@pytest.fixture
+def four_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("four_threads")
+@pytest.mark.parametrize("name", ["transformers ViT", "timm DINOv2 registers", "transformers BEiT mean"])
+def test_gradients_are_the_same_from_run_to_run(name: str) -> None:
+    model = wrap(nets.build(name))
+    pixels = nets.images(name, n=96)
+    coalitions = torch.rand(96, 4, model.num_players, generator=torch.Generator().manual_seed(0)) < 0.5
+    found = []
+    for _ in range(8):
+        model.zero_grad()
+        model.logits(pixels, coalitions).square().sum().backward()
+        found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    assert all(torch.equal(found[0], other) for other in found[1:])

@@ -66,7 +66,8 @@ def run_bucket(adapter: Adapter, table: Tensor, rows: Rows) -> Tensor:
     # A stable sort puts kept tokens first, in their order.
     positions = present.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :longest]
     valid = torch.arange(longest, device=lengths.device) < lengths[:, None]
-    tokens = table[rows.image[:, None], positions]
+    # Not table[image, positions]: on a CPU its gradient is summed by threads in whatever order they come.
+    tokens = F.embedding(rows.image[:, None] * table.shape[1] + positions, table.flatten(0, 1))
     attend = KeysOnly(None if shortest == longest else valid, positions, may_be_empty=adapter.prefix == 0)
     with AttentionOverride(attend):
         tokens = adapter.encode(tokens, positions)
