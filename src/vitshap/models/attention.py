@@ -191,5 +191,5 @@ def has_variable_length(device: torch.device, dtype: torch.dtype) -> bool:
 def _bias_at(bias: Tensor, positions: Tensor) -> Tensor:
     """A bias between all tokens ``[1, H, N, N]`` -> between the tokens of each row ``[n, H, L, L]``."""
     pairs = positions[:, :, None] * bias.shape[-1] + positions[:, None, :]
-    # A look-up by one number: the gradient of bias[:, rows, columns] is summed by a CPU's threads in whatever order they come.
+    # Not bias[:, rows, columns]: on a CPU its gradient is summed by threads in whatever order they come.
     return F.embedding(pairs, bias[0].flatten(1).T).permute(0, 3, 1, 2)
