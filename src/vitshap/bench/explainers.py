@@ -115,7 +115,9 @@ def ablate(
         started, store = time.perf_counter(), None
         if config.procedure == "values":
             values = config.values
-            key = (config.augmentation, values.allocation, values.views, values.coalitions, values.milder)
+            # A pilot chooses sizes for what the loss weighs: its values serve those alone that weigh alike.
+            law = (values.weighing, values.emphasis) if values.allocation == "pilot" else None
+            key = (config.augmentation, law, values.views, values.coalitions, values.milder)
             if key not in stores:
                 stores.clear()  # one at a time: memory
                 stores[key] = make_store(evaluate, images, config.values)

@@ -80,7 +80,8 @@ def measure_net(model: MaskedModel, config: ExplainerTraining, *, steps: int) ->
     store, evaluations = None, 0.0
     if config.procedure == "values":
         store = make_store(evaluate, images, config.values)
-        next(store.batches([torch.arange(1)], 0))  # the first of two views: compiles
+        # The second of two views compiles; the first comes after, so that its pixels are kept as in a training.
+        next(store.batches([torch.arange(1)], 1))
         evaluations = len(images) * (config.values.coalitions + 1) / _seconds(device, store.fill)
     torch.manual_seed(0)
     explainer = Explainer(model, network_config(config, model.num_players))

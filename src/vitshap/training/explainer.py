@@ -30,7 +30,6 @@ from vitshap.training.objectives import class_importance, explainer_loss
 from vitshap.training.pilot import pilot
 from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, Evaluator, ValueStore, null_values, pilot_values
 
-TINY = 1e-30
 ASIDE = 0.01
 """Scale of the loss of what is learned beside the values."""
 
@@ -167,7 +166,7 @@ def plan_evaluations(evaluate: Evaluator, images: Images, config: ValuesConfig, 
     def weigh(noise: Tensor, full: Tensor) -> Tensor:
         """As the loss will."""
         importance = class_importance(full, evaluate.model.output, config.emphasis)
-        return importance * weights_by_noise(noise, max(float(noise.mean()), TINY), config.weighing)
+        return importance * weights_by_noise(noise, float(noise.mean()), config.weighing)
 
     return pilot(values, d, seed=images.seed, repeats=PILOT_REPEATS, weigh=weigh, fixed=fixed)
 

@@ -104,7 +104,8 @@ class ValueStore:
     def describe(self) -> str:
         """What is computed, and where it is kept."""
         evaluations = self.views * len(self.images) * (self.coalitions + 1)
-        size = self.bytes_per_view * (self.views if self.keeps_all else 1) / 2**30
+        kept = self.bytes_per_view * (self.views if self.keeps_all else 1) + self._keeps_pixels * self._pixel_bytes()
+        size = kept / 2**30
         where = "not kept" if self.streamed else f"{size:.2g} GiB on {self.evaluate.model.device.type}"
         shape = "pairs" if self.plan.paired else "single coalitions"
         ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in self.plan.relative_noise.items())
