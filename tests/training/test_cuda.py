@@ -1,5 +1,6 @@
 """Training on a GPU: recorded graphs compute what single launches do, and a resumed run goes on from where it was."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from vitshap.training.configs import ExplainerTraining, Procedure, ValuesConfig 
 from vitshap.training.explainer import fit_explainer  # noqa: E402
 from vitshap.training.held_out import HeldOut  # noqa: E402
 from vitshap.training.loop import LoopConfig  # noqa: E402
+from vitshap.training.values import Evaluator  # noqa: E402
 
 PASTING = Augmentation(crop_scale=(1, 1), horizontal_flip=0, vertical_flip=0, jitter=0, paste=0.5)
 
@@ -86,3 +88,18 @@ def test_a_stopped_training_goes_on(
         _fitted(model, digits, tmp_path / "stopped", compiled=compiled)
     resumed = _fitted(model, digits, tmp_path / "stopped", compiled=compiled, resume=True)
     assert _distance(whole, resumed, model, digits) < 0.02
+
+
+def test_a_net_too_large_for_float16_is_evaluated_in_bfloat16(model: MaskedModel, digits: Splits) -> None:
+    large = copy.deepcopy(model)
+    with torch.no_grad():
+        large.net.vit.layernorm.weight.mul_(1e5)
+        large.net.classifier.weight.mul_(1e-5)
+    pixels = torch.stack([digits.test[i][0] for i in range(6)]).to(model.device)
+    coalitions = torch.rand(6, 9, 16, device=model.device) < 0.5
+    evaluate = Evaluator(large)
+    full, worth = evaluate(pixels, coalitions)
+    assert evaluate.dtype == torch.bfloat16
+    expected = large.game(pixels)
+    assert (full - expected.grand).abs().max() <= 0.05
+    assert (worth - expected(coalitions)).abs().max() <= 0.05

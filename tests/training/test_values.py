@@ -1,5 +1,6 @@
 """Values of views: the same whatever is kept, and a held-out loss that tells better explanations from worse."""
 
+import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -157,3 +158,19 @@ def test_exact_values_have_the_least_held_out_loss(model: MaskedModel, tmp_path:
     written = (tmp_path / FILE).read_bytes()
     assert opened().losses(explainer, 32) == held_out.losses(explainer, 32)
     assert (tmp_path / FILE).read_bytes() == written
+
+
+def test_a_surrogate_without_finite_values_is_refused(model: MaskedModel) -> None:
+    broken = copy.deepcopy(model)
+    torch.nn.init.constant_(next(iter(broken.net.parameters())), float("nan"))
+    with pytest.raises(ValueError, match="not finite"):
+        _store(broken)
+
+
+def test_an_evaluation_is_the_game(model: MaskedModel) -> None:
+    pixels = torch.stack([load_digits().train[i][0] for i in range(5)])
+    coalitions = torch.rand(5, 7, 4, generator=torch.Generator().manual_seed(0)) < 0.5
+    full, worth = Evaluator(model)(pixels, coalitions)
+    game = model.game(pixels)
+    assert (full - game.grand).abs().max() <= 1e-6
+    assert (worth - game(coalitions)).abs().max() <= 1e-6

@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+HAS_TRITON = find_spec("triton") is not None
+WIDTHS = (16, 32, 64, 128)
+"""Of heads that the kernel of our own takes."""
 
 
 class Attend(Protocol):
@@ -155,6 +160,7 @@ class VariableLength:
     def __init__(self, boundaries: Tensor, longest: int) -> None:
         self.boundaries = boundaries  # int32 [n + 1], cumulative lengths
         self.longest = longest
+        self._spans: tuple[Tensor, Tensor] | None = None
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float
@@ -166,15 +172,31 @@ class VariableLength:
                 "variable-length attention has no dropout: set the net's attention dropout to 0, "
                 'or train with model.evaluation = "full"'
             )
+        width = q.shape[-1]
+        scale = width**-0.5 if scale is None else scale
+        # [1, H, T, c] -> [T, H, c]; no copy: the kernels take strides
+        q, k, v = (x.squeeze(0).transpose(0, 1) for x in (q, k, v))
+        # A net that is compiled has all that a kernel of our own needs, a compiler among it.
+        ours = torch.compiler.is_compiling() and HAS_TRITON and width in WIDTHS and not torch.is_grad_enabled()
+        out = (self._by_tokens if ours else self._by_sequences)(q, k, v, scale)
+        return out.transpose(0, 1).unsqueeze(0)
+
+    def _by_tokens(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        from vitshap.models.end_to_end import attend_end_to_end
+
+        if self._spans is None:  # the same in every layer
+            token = torch.arange(len(q), device=q.device, dtype=self.boundaries.dtype)
+            sequence = torch.searchsorted(self.boundaries, token, right=True)
+            self._spans = self.boundaries[sequence - 1], self.boundaries[sequence]
+        return cast(Tensor, attend_end_to_end(q, k, v, *self._spans, scale))
+
+    def _by_sequences(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
         ends, longest = self.boundaries, self.longest
-        if scale is not None and scale != q.shape[-1] ** -0.5:
+        if scale != q.shape[-1] ** -0.5:
             q = q * (scale * q.shape[-1] ** 0.5)  # older releases have no argument for the scale
-        # [1, H, T, c] -> [T, H, c]; no copy: the kernel takes strides
-        q, k, v = (x.squeeze(0).transpose(0, 1) for x in (q, k, v))
-        out = varlen_attn(q, k, v, ends, ends, longest, longest)
-        return cast(Tensor, out).transpose(0, 1).unsqueeze(0)
+        return cast(Tensor, varlen_attn(q, k, v, ends, ends, longest, longest))
 
 
 def has_variable_length(device: torch.device, dtype: torch.dtype) -> bool:

@@ -20,6 +20,7 @@ from vitshap.coalitions import Coalitions
 from vitshap.data import CachedPixels, sample_coalitions
 from vitshap.data.pixels import free_bytes
 from vitshap.models import MaskedModel
+from vitshap.models.base import evaluating
 from vitshap.training.batches import Images, chunks, evenly
 from vitshap.training.noise import Plan
 
@@ -52,7 +53,7 @@ class Evaluator:
     def __init__(self, surrogate: MaskedModel, *, compiled: bool = False) -> None:
         self.model = surrogate
         if surrogate.device.type == "cuda":
-            # float16 is eight times as exact as bfloat16 and as fast; a net that overflows it is told by its first values.
+            # float16 is eight times as exact as bfloat16 and as fast; a net that overflows it is told by its values.
             self.model = copy.deepcopy(surrogate).to(torch.float16).eval()
             if compiled:
                 self.model.compile()
@@ -60,15 +61,28 @@ class Evaluator:
 
     def __call__(self, pixels: Tensor, coalitions: Coalitions) -> Worth:
         """Values of coalitions bool ``[B, S, d]`` of normalised images."""
-        full, worth = self._evaluated(pixels, coalitions)
-        if self.dtype == torch.float16 and not bool(torch.isfinite(worth).all() & torch.isfinite(full).all()):
-            self.model, self.dtype = self.model.to(torch.bfloat16), torch.bfloat16
-            full, worth = self._evaluated(pixels, coalitions)
-        return Worth(full, worth)
+        found = self.unchecked(pixels, coalitions)
+        while self.overflown(found):
+            found = self.unchecked(pixels, coalitions)
+        return found
 
-    def _evaluated(self, pixels: Tensor, coalitions: Coalitions) -> tuple[Tensor, Tensor]:
-        game = self.model.game(pixels.to(self.dtype))
-        return game.grand.float(), game(coalitions).float()
+    def unchecked(self, pixels: Tensor, coalitions: Coalitions) -> Worth:
+        """The same without waiting for the GPU to see whether they are finite: ask ``overflown`` once there are many."""
+        model = self.model
+        everyone = coalitions.new_ones(len(coalitions), 1, coalitions.shape[2])
+        with torch.no_grad(), evaluating(model.net):
+            asked = torch.cat([everyone, coalitions], 1)
+            values = model.link(model.logits(pixels.to(self.dtype), asked, finite=False))
+        return Worth(values[:, 0], values[:, 1:])
+
+    def overflown(self, found: Worth) -> bool:
+        """Whether float16 was too small for these values, which must be computed again then: bfloat16 takes its place."""
+        if bool(torch.isfinite(found.worth).all() & torch.isfinite(found.full).all()):
+            return False
+        if self.dtype != torch.float16:
+            raise ValueError("the surrogate gives values that are not finite (NaN or infinity)")
+        self.model, self.dtype = self.model.to(torch.bfloat16), torch.bfloat16
+        return True
 
 
 class ValueStore:
@@ -162,7 +176,14 @@ class ValueStore:
         return self._kept[view]
 
     def _computed(self, view: int) -> Worth:
-        """All samples in order; processes take turns and then exchange what they have."""
+        """All samples in order."""
+        found = self._computed_once(view)
+        while self.evaluate.overflown(found):
+            found = self._computed_once(view)
+        return found
+
+    def _computed_once(self, view: int) -> Worth:
+        """Processes take turns and then exchange what they have."""
         model = self.evaluate.model
         n, world = len(self.images), _processes()
         rank = distributed.get_rank() if world > 1 else 0
@@ -170,20 +191,20 @@ class ValueStore:
         worth = torch.zeros(n, self.coalitions, model.num_classes, device=model.device)
         mine = chunks(n, max(1, ROWS // (self.coalitions + 1)))[rank::world]
         for positions, (pixels, batch) in zip(mine, self.images.views(mine, view), strict=True):
-            at = positions.to(model.device)
-            full[at], worth[at] = self.evaluate(pixels, self.draw(batch.indices, view))
+            part = slice(int(positions[0]), int(positions[-1]) + 1)
+            full[part], worth[part] = self.evaluate.unchecked(pixels, self.draw(batch.indices, view))
             if self._keeps_pixels:
-                self._keep_pixels(view, positions, pixels)
+                self._keep_pixels(view, part, pixels)
         if world > 1:
             for tensor in (full, worth):
                 distributed.all_reduce(tensor)
         return Worth(full, worth)
 
-    def _keep_pixels(self, view: int, positions: Tensor, pixels: Tensor) -> None:
+    def _keep_pixels(self, view: int, part: slice, pixels: Tensor) -> None:
         """Training meets a view right after its values were computed: varying images again would take as long as half a
         step. One view's pixels are kept, in the place of the last one's."""
         kept = pixels.new_empty(len(self.images), *pixels.shape[1:]) if self._pixels is None else self._pixels[1]
-        kept[int(positions[0]) : int(positions[-1]) + 1] = pixels
+        kept[part] = pixels
         self._pixels = view, kept
 
     def _pixel_bytes(self) -> int:
@@ -208,5 +229,6 @@ def pilot_values(evaluate: Evaluator, images: Images, coalitions: Coalitions, *,
 def null_values(evaluate: Evaluator, images: Images) -> Tensor:
     """v(0), ``[1, K]``: with every patch withheld images cannot differ."""
     for pixels, _ in images.views([torch.zeros(1, dtype=torch.long)], 0):
-        return evaluate.model.game(pixels.to(evaluate.dtype)).null.float()
+        nobody = torch.zeros(1, 1, evaluate.model.num_players, dtype=torch.bool, device=pixels.device)
+        return evaluate(pixels, nobody).worth[:, 0]
     raise ValueError("the first image cannot be read")
