@@ -324,3 +324,12 @@ def test_players_for_another_number_of_images_are_named() -> None:
     model = wrap(nets.build("timm ViT"), check=False)
     with pytest.raises(ValueError, match="3 images, but there are 2"):
         model.game(nets.images("timm ViT"), players=torch.zeros(3, 4, 4, dtype=torch.int64))
+
+
+def test_a_coalition_costs_as_many_tokens_as_it_has() -> None:
+    model = wrap(nets.build("timm DeiT distilled"), players=2)  # 16 patches in four players, two prefix tokens
+    cost = model.evaluation_cost()
+    assert (cost - cost[0]).tolist() == [0, 4, 8, 12, 16]
+    model.evaluation = "full"
+    assert model.evaluation_cost().unique().numel() == 1
+    assert wrap(nets.build("timm DeiT"), removal="pixels").evaluation_cost().unique().numel() == 1

@@ -9,7 +9,7 @@ from vitshap.training.noise import Plan, Weighing, weights_by_noise
 from vitshap.training.pilot import pilot
 
 
-def _pilot(value) -> Plan:
+def _pilot(value, cost: Tensor | None = None) -> Plan:
     """``value``: coalitions ``[S, d]`` to values ``[S]``, the same for three images."""
     d = 20
 
@@ -19,7 +19,7 @@ def _pilot(value) -> Plan:
         worth = value(coalitions)[None, :, None].expand(3, -1, -1)
         return worth, base.expand(3, 1), full.expand(3, 1)
 
-    return pilot(evaluate, d, seed=0, repeats=40, weigh=lambda noise, full: torch.ones_like(noise))
+    return pilot(evaluate, d, seed=0, repeats=40, weigh=lambda noise, full: torch.ones_like(noise), cost=cost)
 
 
 def test_the_pilot_pairs_where_both_sides_are_noisy_and_alike() -> None:
@@ -42,6 +42,26 @@ def test_a_game_without_noise_keeps_the_shapley_kernel() -> None:
     plan = _pilot(lambda s: s.sum(-1).double() / 20)
     torch.testing.assert_close(plan.law.size_probabilities, shapley_kernel(20).size_probabilities)
     torch.testing.assert_close(plan.curve, torch.linspace(0, 1, 21, dtype=torch.float64), atol=1e-9, rtol=0)
+
+
+def test_dear_coalitions_are_evaluated_less_and_noise_at_equal_cost_falls() -> None:
+    weights, size = torch.linspace(-1, 1, 20), torch.arange(21, dtype=torch.float64)
+
+    def value(s: Tensor) -> Tensor:
+        return torch.where(s.sum(-1) <= 12, s.float() @ weights, torch.zeros(len(s)))
+
+    cost = 1 + size.square()
+    free, priced = (_pilot(value, price) for price in (None, cost))
+    means = [float((plan.law.size_probabilities * size).sum()) for plan in (free, priced)]
+    assert means[1] < means[0] / 1.5
+    spent = []
+    for plan in (free, priced):
+        assert not plan.paired
+        k, q = size[1:20], plan.law.size_probabilities[1:20]
+        # the variance of a sum over k members drawn without replacement, and a weight of d / (k (d - k) q)
+        spread = torch.where(k <= 12, k * (20 - k), 0.0)
+        spent.append(float((20 / (k * (20 - k) * q) * spread).sum() * (q * cost[1:20]).sum()))
+    assert spent[1] < 0.8 * spent[0]
 
 
 def test_sizes_are_those_of_the_images_that_count() -> None:

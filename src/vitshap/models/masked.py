@@ -27,6 +27,10 @@ Photo: TypeAlias = str | PathLike[str] | Image.Image
 Images: TypeAlias = Tensor | Photo | Sequence[Photo]
 
 
+PER_COALITION = 4
+"""Tokens that might be computed in the time that a coalition takes whatever its size."""
+
+
 class Prepared(NamedTuple):
     """Images as the net takes them, and where each lies in its original."""
 
@@ -203,6 +207,14 @@ class MaskedModel(nn.Module):
             digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
+
+    def evaluation_cost(self) -> Tensor:
+        """About what a coalition of each size costs, float64 ``[d + 1]``: as many tokens, where withheld ones are free."""
+        size = torch.arange(self.num_players + 1, dtype=torch.float64)
+        if self.removal != "attention" or self.evaluation != "packed":
+            return torch.ones_like(size)
+        patches = self.grid[0] * self.grid[1]
+        return size * patches / self.num_players + self.adapter.prefix + PER_COALITION
 
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile the packed evaluation (``torch.compile``), for many evaluations on a GPU."""

@@ -168,7 +168,8 @@ def plan_evaluations(evaluate: Evaluator, images: Images, config: ValuesConfig, 
         importance = class_importance(full, evaluate.model.output, config.emphasis)
         return importance * weights_by_noise(noise, float(noise.mean()), config.weighing)
 
-    return pilot(values, d, seed=images.seed, repeats=PILOT_REPEATS, weigh=weigh, fixed=fixed)
+    cost = evaluate.model.evaluation_cost()
+    return pilot(values, d, seed=images.seed, repeats=PILOT_REPEATS, weigh=weigh, cost=cost, fixed=fixed)
 
 
 def _paper_task(explainer: Explainer, images: Images, held_out: HeldOut, config: ExplainerTraining) -> Task:

@@ -9,7 +9,8 @@ because the Shapley values are the mean over sizes of the linear effects at each
 
 - the curve m may come from the view's other coalitions (leave one out), which keeps the expectation exact;
 - q may be chosen: the variance is smallest for q proportional to sd_k(v) / sqrt(k (d - k)), with sd_k the spread of
-  values among coalitions of one size, which a pilot on a few images measures;
+  values among coalitions of one size, which a pilot on a few images measures; variance times cost is smallest for that
+  over the root of what a coalition of size k costs, for small ones are evaluated faster;
 - a pair (s, 1 - s) may stand for its difference, whose even parts cancel: worth it where the two sides are equally noisy,
   a waste where one of them hardly varies. The pilot decides;
 - the explainer's own values phi' may be used to cancel noise: with any profile w of the sizes whose mean over them is 1,
@@ -61,7 +62,7 @@ class Plan:
     class_noise: Tensor
     """The same for each class, ``[K]``."""
     relative_noise: dict[str, float] = field(default_factory=dict)
-    """Variance per evaluation, relative to Shapley-kernel pairs: for each way that was considered."""
+    """Variance at equal cost, relative to Shapley-kernel pairs: for each way that was considered."""
 
     @cached_property
     def weights(self) -> Tensor:

@@ -15,7 +15,7 @@ from vitshap.coalitions import CoalitionLaw, Coalitions, of_sizes, shapley_kerne
 from vitshap.training.noise import Plan
 
 SAFETY = 0.1
-"""Part of the pilot's law that stays the Shapley kernel, so that no weight is larger than ten times its own."""
+"""Part of the pilot's law that stays the Shapley kernel's, but for the cost, so that no weight is far larger than its."""
 
 
 def pilot(
@@ -25,12 +25,14 @@ def pilot(
     seed: int,
     repeats: int,
     weigh: Callable[[Tensor, Tensor], Tensor],
+    cost: Tensor | None = None,
     fixed: CoalitionLaw | None = None,
 ) -> Plan:
     """Measure the spread of values at some sizes and choose the law; ``fixed``: pairs of that law whatever is found.
 
     ``evaluate`` takes coalitions ``[S, d]`` and gives their values for some images ``[B, S, K]``, v(0) and v(1) ``[B, K]``.
     ``weigh`` takes noise and v(1) of images and classes ``[B, K]`` and says how much the noise of each counts.
+    ``cost`` of evaluating a coalition of each size, ``[d + 1]``; None: all the same.
     """
     grid = _size_grid(d)
     first = of_sizes(grid.repeat_interleave(repeats), d, generator=torch.Generator().manual_seed(seed))
@@ -45,14 +47,19 @@ def pilot(
     )
     spread = {"pairs": both, "coalitions": torch.where((size <= d / 2)[:, None], small, large)}
     kernel = shapley_kernel(d)
+    single = torch.ones(d + 1, dtype=torch.float64) if cost is None else cost.double().cpu()
+    price = {"pairs": single + single.flip(0), "coalitions": single}  # of a unit of each size
     usual = _noise(kernel, both)  # [B, K]
     counts = weigh(usual, full)
-    laws = {name: _best_law(kernel, (one * counts[:, None]).mean((0, 2)).sqrt()) for name, one in spread.items()}
+    laws = {
+        name: _best_law(kernel, (one * counts[:, None]).mean((0, 2)).sqrt(), price[name])
+        for name, one in spread.items()
+    }
     if fixed is not None:
         spread, laws = {"pairs": both}, {"pairs": fixed}
-    cost = {"pairs": 2, "coalitions": 1}  # evaluations of a unit
+    before = _at_equal_cost(kernel, usual * counts, price["pairs"])
     relative = {
-        name: float((_noise(laws[name], one) * counts).mean() / (usual * counts).mean()) * cost[name] / cost["pairs"]
+        name: _at_equal_cost(laws[name], _noise(laws[name], one) * counts, price[name]) / before if before > 0 else 1.0
         for name, one in spread.items()
     }
     best = min(relative, key=lambda name: relative[name])
@@ -65,6 +72,11 @@ def _noise(law: CoalitionLaw, spread: Tensor) -> Tensor:
     d = law.num_players
     size = torch.arange(1, d, dtype=torch.float64)
     return ((d / (size * (d - size) * law.size_probabilities[1:d]))[:, None] * spread).sum(1)
+
+
+def _at_equal_cost(law: CoalitionLaw, noise: Tensor, price: Tensor) -> float:
+    """Mean noise of a unit times its mean price."""
+    return float(noise.mean() * (law.size_probabilities * price).sum())
 
 
 def _size_grid(d: int) -> Tensor:
@@ -103,12 +115,14 @@ def _lines(at: Tensor, known: Tensor, heights: Tensor) -> Tensor:
     return heights[place - 1] * (1 - part) + heights[place] * part
 
 
-def _best_law(kernel: CoalitionLaw, spread: Tensor) -> CoalitionLaw:
-    """Sizes in proportion to spread / sqrt(k (d - k))."""
+def _best_law(kernel: CoalitionLaw, spread: Tensor, price: Tensor) -> CoalitionLaw:
+    """Sizes in proportion to spread / sqrt(k (d - k) price), which has the least product of noise and cost."""
     d = kernel.num_players
     size = torch.arange(1, d, dtype=torch.float64)
-    wanted = spread / (size * (d - size)).sqrt()
-    probabilities = kernel.size_probabilities.clone()
-    if wanted.sum() > 0:
-        probabilities[1:d] = SAFETY * probabilities[1:d] + (1 - SAFETY) * wanted / wanted.sum()
+    wanted = spread / (size * (d - size) * price[1:d]).sqrt()
+    if not wanted.sum() > 0:
+        return kernel
+    safe = kernel.size_probabilities[1:d] / price[1:d].sqrt()
+    probabilities = torch.zeros(d + 1, dtype=torch.float64)
+    probabilities[1:d] = SAFETY * safe / safe.sum() + (1 - SAFETY) * wanted / wanted.sum()
     return CoalitionLaw(d, probabilities)

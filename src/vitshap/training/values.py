@@ -125,7 +125,7 @@ class ValueStore:
         ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in self.plan.relative_noise.items())
         return (
             f"{evaluations:,} evaluations: {self.views} views of {len(self.images):,} images, {self.coalitions} coalitions "
-            f"each ({shape}; noise per evaluation relative to pairs from the Shapley kernel: {ratios}), {where}"
+            f"each ({shape}; noise at equal cost relative to pairs from the Shapley kernel: {ratios}), {where}"
         )
 
     def fill(self) -> None:
