@@ -15,7 +15,7 @@ from vitshap.coalitions import CoalitionLaw, Coalitions, of_sizes, shapley_kerne
 from vitshap.training.noise import Plan
 
 SAFETY = 0.1
-"""Part of the pilot's law that stays the Shapley kernel's, but for the cost, so that no weight is far larger than its."""
+"""Part of the pilot's law that stays as before it, so that no weight is far larger than the Shapley kernel's."""
 
 
 def pilot(
@@ -115,6 +115,14 @@ def _lines(at: Tensor, known: Tensor, heights: Tensor) -> Tensor:
     return heights[place - 1] * (1 - part) + heights[place] * part
 
 
+def law_before_pilot(cost: Tensor) -> CoalitionLaw:
+    """The Shapley kernel over the root of the ``cost`` of each size ``[d + 1]``: of least noise at equal cost where values
+    spread alike at all sizes."""
+    kernel = shapley_kernel(len(cost) - 1)
+    wanted = kernel.size_probabilities / cost.sqrt()
+    return CoalitionLaw(kernel.num_players, wanted / wanted.sum())
+
+
 def _best_law(kernel: CoalitionLaw, spread: Tensor, price: Tensor) -> CoalitionLaw:
     """Sizes in proportion to spread / sqrt(k (d - k) price), which has the least product of noise and cost."""
     d = kernel.num_players
@@ -122,7 +130,6 @@ def _best_law(kernel: CoalitionLaw, spread: Tensor, price: Tensor) -> CoalitionL
     wanted = spread / (size * (d - size) * price[1:d]).sqrt()
     if not wanted.sum() > 0:
         return kernel
-    safe = kernel.size_probabilities[1:d] / price[1:d].sqrt()
-    probabilities = torch.zeros(d + 1, dtype=torch.float64)
-    probabilities[1:d] = SAFETY * safe / safe.sum() + (1 - SAFETY) * wanted / wanted.sum()
+    probabilities = SAFETY * law_before_pilot(price).size_probabilities
+    probabilities[1:d] += (1 - SAFETY) * wanted / wanted.sum()
     return CoalitionLaw(d, probabilities)

@@ -27,6 +27,7 @@ from vitshap.training.explainer import PaperStep, network_config
 from vitshap.training.fit import ClassifierStep, SurrogateStep
 from vitshap.training.loop import LoopConfig
 from vitshap.training.objectives import explainer_loss
+from vitshap.training.pilot import law_before_pilot
 from vitshap.training.recipes import Recipe
 from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, ROWS, Evaluator
 
@@ -114,8 +115,11 @@ class _Clock:
         law, evaluator = shapley_kernel(game.num_players), Evaluator(game)
         fresh, paper = config.procedure == "paper", PaperStep(explainer, compiled=False)
         asked = config.coalitions if fresh else config.values.coalitions
+        piloted = not fresh and config.values.allocation == "pilot"
 
         def drawn(batch: Batch, n: int) -> Tensor:
+            if piloted:  # nearer to the sizes that a pilot will find than the kernel's, which take far longer
+                return sample_coalitions(law_before_pilot(game.evaluation_cost()), batch.indices, seed=0, epoch=0, n=n)
             return sample_coalitions(law, batch.indices, seed=0, epoch=0, n=n + n % 2, paired=True)[:, :n]
 
         def loss(pixels: Tensor, batch: Batch) -> Tensor:

@@ -47,6 +47,14 @@ class Known(NamedTuple):
     worth: Tensor
 
 
+class Met(NamedTuple):
+    """What one view's values were computed of, for all samples."""
+
+    view: int
+    pixels: Tensor
+    coalitions: Coalitions
+
+
 class Evaluator:
     """The surrogate as a fast function of pixels and coalitions: half precision on a GPU, float32 on a CPU."""
 
@@ -106,9 +114,9 @@ class ValueStore:
         self.streamed = not isinstance(images.source, CachedPixels) or self.bytes_per_view > limit
         self.keeps_all = not self.streamed and views * self.bytes_per_view <= limit
         rest = limit - self.bytes_per_view * (views if self.keeps_all else 1)
-        self._keeps_pixels = not self.streamed and self._pixel_bytes() <= rest and _processes() == 1
+        self._keeps_last = not self.streamed and self._last_bytes() <= rest and _processes() == 1
         self._kept: dict[int, Worth] = {}
-        self._pixels: tuple[int, Tensor] | None = None  # the view whose values were computed last
+        self._last: Met | None = None  # the view whose values were computed last
 
     @property
     def bytes_per_view(self) -> int:
@@ -118,7 +126,7 @@ class ValueStore:
     def describe(self) -> str:
         """What is computed, and where it is kept."""
         evaluations = self.views * len(self.images) * (self.coalitions + 1)
-        kept = self.bytes_per_view * (self.views if self.keeps_all else 1) + self._keeps_pixels * self._pixel_bytes()
+        kept = self.bytes_per_view * (self.views if self.keeps_all else 1) + self._keeps_last * self._last_bytes()
         size = kept / 2**30
         where = "not kept" if self.streamed else f"{size:.2g} GiB on {self.evaluate.model.device.type}"
         shape = "pairs" if self.plan.paired else "single coalitions"
@@ -149,24 +157,25 @@ class ValueStore:
         """For every tensor of positions: pixels of the epoch's view, its coalitions and their values."""
         view = epoch % self.views
         known = None if self.streamed else self._view(view)
-        for pixels, indices in self._varied(order, view, again=epoch >= self.views):
-            coalitions = self.draw(indices, view)
+        for pixels, coalitions, indices in self._met(order, view, again=epoch >= self.views):
             if known is None:
                 yield Known(pixels, coalitions, *self.evaluate(pixels, coalitions))
             else:
                 at = self.images.positions(indices)
                 yield Known(pixels, coalitions, known.full[at], known.worth[at])
 
-    def _varied(self, order: list[Tensor], view: int, *, again: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pixels of that view and sample indices: made anew, or those that its values were just computed of. A view that
-        is met ``again`` is made anew also where a resumed run has just computed it: batches of another size may round
-        otherwise."""
-        if again or self._pixels is None or self._pixels[0] != view:
-            yield from ((pixels, batch.indices) for pixels, batch in self.images.views(order, view))
+    def _met(self, order: list[Tensor], view: int, *, again: bool) -> Iterator[tuple[Tensor, Coalitions, Tensor]]:
+        """Pixels and coalitions of that view and sample indices: made anew, or those that its values were just computed
+        of. A view that is met ``again`` is made anew also where a resumed run has just computed it: batches of another
+        size may round otherwise."""
+        last = self._last
+        if again or last is None or last.view != view:
+            for pixels, batch in self.images.views(order, view):
+                yield pixels, self.draw(batch.indices, view), batch.indices
             return
         for positions in order:
-            at = positions.to(self._pixels[1].device, non_blocking=True)
-            yield self._pixels[1][at], self.images.indices(positions)
+            at = positions.to(last.pixels.device, non_blocking=True)
+            yield last.pixels[at], last.coalitions[at], self.images.indices(positions)
 
     def _view(self, view: int) -> Worth:
         if view not in self._kept:
@@ -192,25 +201,30 @@ class ValueStore:
         mine = chunks(n, max(1, ROWS // (self.coalitions + 1)))[rank::world]
         for positions, (pixels, batch) in zip(mine, self.images.views(mine, view), strict=True):
             part = slice(int(positions[0]), int(positions[-1]) + 1)
-            full[part], worth[part] = self.evaluate.unchecked(pixels, self.draw(batch.indices, view))
-            if self._keeps_pixels:
-                self._keep_pixels(view, part, pixels)
+            coalitions = self.draw(batch.indices, view)
+            full[part], worth[part] = self.evaluate.unchecked(pixels, coalitions)
+            if self._keeps_last:
+                self._keep_last(view, part, pixels, coalitions)
         if world > 1:
             for tensor in (full, worth):
                 distributed.all_reduce(tensor)
         return Worth(full, worth)
 
-    def _keep_pixels(self, view: int, part: slice, pixels: Tensor) -> None:
+    def _keep_last(self, view: int, part: slice, pixels: Tensor, coalitions: Coalitions) -> None:
         """Training meets a view right after its values were computed: varying images again would take as long as half a
-        step. One view's pixels are kept, in the place of the last one's."""
-        kept = pixels.new_empty(len(self.images), *pixels.shape[1:]) if self._pixels is None else self._pixels[1]
-        kept[part] = pixels
-        self._pixels = view, kept
+        step. One view is kept, in the place of the last one."""
+        n = len(self.images)
+        room = self._last or Met(
+            view, pixels.new_empty(n, *pixels.shape[1:]), coalitions.new_empty(n, *coalitions.shape[1:])
+        )
+        room.pixels[part], room.coalitions[part] = pixels, coalitions
+        self._last = room._replace(view=view)
 
-    def _pixel_bytes(self) -> int:
-        """Of one view of all images."""
+    def _last_bytes(self) -> int:
+        """Pixels and coalitions of one view of all images."""
         model = self.evaluate.model
-        return len(self.images) * model.adapter.channels * model.image_size[0] * model.image_size[1] * 4
+        pixels = model.adapter.channels * model.image_size[0] * model.image_size[1] * 4
+        return len(self.images) * (pixels + self.coalitions * model.num_players)
 
 
 def _processes() -> int:
