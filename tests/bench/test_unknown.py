@@ -76,3 +76,18 @@ def test_only_numbers_and_text_are_recorded(model: MaskedModel, tmp_path: Path) 
     assert (tmp_path / "bundle" / "config.json").read_text() == before
     with pytest.raises(bundle.BundleError, match="no folder"):
         bundle.record("owner/name", {"loss": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("bundle", "options", "match"),
+    [
+        ("a-shipped-name", ["--record"], "a-shipped-name is no folder"),  # said before anything is measured
+        ("nowhere/at-all", [], "nowhere/at-all"),
+    ],
+)
+def test_errors_end_in_one_line(bundle: str, options: list[str], match: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    result = CliRunner().invoke(app, ["bench", "unknown", bundle, "digits", "--others", "x", *options])
+    assert result.exit_code == 2
+    assert match in result.stderr
+    assert result.stderr.count("\n") == 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +30,16 @@ def write_json(path: Path | None, content: dict[str, Any]) -> None:
     """Nothing, where no path is given."""
     if path is not None:
         path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, whose user's errors end in one line."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        from vitshap.training.command import user_errors
+
+        with user_errors():
+            command(*arguments, **options)
+
+    return run

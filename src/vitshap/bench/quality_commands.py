@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from vitshap.bench.command import app, console, device_named, write_json
+from vitshap.bench.command import app, console, device_named, one_line_errors, write_json
 
 # Options that `quality` and `ablation` share
 Data = Annotated[Path, typer.Argument(help="Folder or archive of images with the bundle's classes.")]
@@ -51,6 +51,7 @@ def bench_estimators(
 
 
 @app.command("convergence")
+@one_line_errors
 def bench_convergence(
     data: Annotated[Path, typer.Argument(help="Folder of images.")],
     weights: Annotated[Path, typer.Option(help="Safetensors file with the weights of the timm net.")],
@@ -103,6 +104,7 @@ def bench_convergence(
 
 
 @app.command("quality")
+@one_line_errors
 def bench_quality(
     bundle: Annotated[str, typer.Argument(help="Bundle: a folder, a shipped name or a hub id.")],
     data: Data,
@@ -121,8 +123,11 @@ def bench_quality(
     from vitshap.bench import quality
     from vitshap.bench.machine import describe
     from vitshap.explainers import Explainer
+    from vitshap.explainers import bundle as bundles
     from vitshap.training.values import Evaluator
 
+    if record:
+        bundles.own_folder(bundle)  # known before anything is measured
     where = device_named(device)
     explainer = Explainer.from_pretrained(bundle, device=where)
     test = quality.open_data(explainer.surrogate, data, layout=layout, cache=cache).test
@@ -139,12 +144,11 @@ def bench_quality(
     console.print(table)
     write_json(out, {"machine": describe(where), "budget": budget, **found})
     if record:
-        from vitshap.explainers import bundle as bundles
-
         bundles.record(bundle, {name: round(value, 4) for name, value in found.items()})
 
 
 @app.command("unknown")
+@one_line_errors
 def bench_unknown(
     bundle: Annotated[str, typer.Argument(help="Bundle: a folder, a shipped name or a hub id.")],
     data: Data,
@@ -162,6 +166,8 @@ def bench_unknown(
     from vitshap.explainers import Explainer
     from vitshap.explainers import bundle as bundles
 
+    if record:
+        bundles.own_folder(bundle)
     model = Explainer.from_pretrained(bundle, device=device_named(device)).surrogate
     test = quality.open_data(model, data, layout=layout, cache=cache).test
     known = unknown.top_probabilities(model, test, count=images)
@@ -185,6 +191,7 @@ def bench_unknown(
 
 
 @app.command("ablation")
+@one_line_errors
 def bench_ablation(
     bundle: Annotated[str, typer.Argument(help="Bundle whose surrogate is explained anew.")],
     data: Data,

@@ -117,11 +117,17 @@ def read(name: str | os.PathLike[str], /) -> dict[str, Any]:
     return folders.read_config(folders.find(name))
 
 
-def record(folder: str | os.PathLike[str], measured: dict[str, Any], /) -> None:
-    """Write what was measured into a stored explainer's configuration and card; other entries stay."""
-    place = Path(folder)
+def own_folder(name: str | os.PathLike[str], /) -> Path:
+    """A stored explainer's folder that can be written to; a shipped name or a hub id is none."""
+    place = Path(name)
     if not place.is_dir():
         raise BundleError(f"{place} is no folder: what was measured is recorded in a stored explainer's own folder")
+    return place
+
+
+def record(folder: str | os.PathLike[str], measured: dict[str, Any], /) -> None:
+    """Write what was measured into a stored explainer's configuration and card; other entries stay."""
+    place = own_folder(folder)
     config = folders.read_config(place)
     config["quality"] = {**(config.get("quality") or {}), **measured}
     try:
