@@ -7,6 +7,8 @@ long sequence or of ten short ones, walks over all keys that any of them may see
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -26,7 +28,7 @@ def attend_end_to_end(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, ends: Ten
     q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
     grid = (triton.cdiv(tokens, QUERIES), heads)
     strides = [stride for x in (q, k, v, out) for stride in x.stride()[:2]]
-    base_two = scale * 1.4426950408889634  # exp2 is what the hardware has
+    base_two = scale / math.log(2)  # exp2 is what the hardware has
     _kernel[grid](q, k, v, out, starts, ends, tokens, base_two, *strides, WIDTH=width, QUERIES=QUERIES, KEYS=KEYS)
     return out
 
