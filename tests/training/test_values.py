@@ -18,6 +18,7 @@ from vitshap.training.configs import ExplainerTraining, ValuesConfig
 from vitshap.training.explainer import make_store, training_images
 from vitshap.training.held_out import FILE, HeldOut
 from vitshap.training.noise import Weighing
+from vitshap.training.repeats import SURE
 from vitshap.training.values import Evaluator, ValueStore
 
 VARIED = Augmentation(horizontal_flip=0, vertical_flip=0, jitter=0)
@@ -174,3 +175,36 @@ def test_an_evaluation_is_the_game(model: MaskedModel) -> None:
     game = model.game(pixels)
     assert (full - game.grand).abs().max() <= 1e-6
     assert (worth - game(coalitions)).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_images_that_the_surrogate_is_unsure_of_are_met_more_often(model: MaskedModel, streamed: bool) -> None:
+    digits = load_digits().train.subset(range(60))
+    pixels = torch.stack([digits[i][0] for i in range(60)])
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        model.net.classifier.weight.mul_(4)  # sure of some of them
+        largest = model(pixels).amax(1)
+    doubtful = (largest < SURE).nonzero()[:, 0].tolist()
+    assert 0 < len(doubtful) < 60
+    source = StreamedPixels(digits, None, device="cpu") if streamed else digits
+    config = ExplainerTraining(augmentation=None, values=ValuesConfig(unsure=3))
+    images = training_images(model, source, config)
+    assert len(images) == 60 + 2 * len(doubtful)
+    met = torch.cat([pixels for pixels, _ in images.in_order(50)])
+    assert torch.equal(met, pixels[[*range(60), *doubtful, *doubtful]])
+    # A repeated image is asked about its own coalitions, and each of its places has values of its own.
+    store = make_store(Evaluator(model), images, replace(config.values, views=1, coalitions=12))
+    twice = torch.tensor([60, 60 + len(doubtful)])
+    ((same, coalitions, _, _),) = store.batches([twice], 0)
+    assert torch.equal(same[0], same[1])
+    assert not torch.equal(coalitions[0], coalitions[1])
+
+
+def test_only_probabilities_of_classes_can_be_unsure() -> None:
+    net = ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, num_channels=1, hidden_size=16))
+    config = ExplainerTraining(values=ValuesConfig(unsure=2))
+    with pytest.raises(ValueError, match="divides probability"):
+        training_images(wrap(net, output="sigmoid"), load_digits().train, config)
+    with pytest.raises(ValueError, match="1 or more"):
+        ValuesConfig(unsure=0)

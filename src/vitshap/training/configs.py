@@ -67,6 +67,9 @@ class ValuesConfig:
     milder: float = 0.0
     """Share of the views, the last ones, whose crops are no smaller than .8 of the area and have nothing pasted: what is
     learned from hard views settles on images as they will be met."""
+    unsure: int = 1
+    """How many times images count among the samples that the surrogate is unsure of (largest probability below .98,
+    softmax): few of a training set are, and they are the hardest to explain."""
     allocation: Literal["pilot", "shapley"] = "pilot"
     """Sizes of coalitions: where a pilot on a few images finds the noise, or those of the Shapley kernel, in pairs."""
     loss: Literal["cancelled", "labels", "regression"] = "cancelled"
@@ -79,6 +82,8 @@ class ValuesConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.milder <= 1:
             raise ValueError(f"values.milder is a share between 0 and 1, got {self.milder}")
+        if self.unsure < 1:
+            raise ValueError(f"values.unsure is 1 or more, got {self.unsure}")
         for name in ("emphasis", "alike"):
             if getattr(self, name) < 0:
                 raise ValueError(f"values.{name} is 0 or more, got {getattr(self, name)}")

@@ -28,6 +28,7 @@ from vitshap.training.loop import Task, train
 from vitshap.training.noise import Known, Plan, Residuals, weighted_halves, weights_by_noise
 from vitshap.training.objectives import class_importance, explainer_loss
 from vitshap.training.pilot import pilot
+from vitshap.training.repeats import repeat_unsure
 from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, Evaluator, ValueStore, null_values, pilot_values
 
 ASIDE = 0.01
@@ -73,8 +74,13 @@ def fit_explainer(
 def training_images(surrogate: MaskedModel, data: Any, config: ExplainerTraining) -> Images:
     """Images of ``data`` as the training meets them."""
     views = config.values.views
-    milder_from = round(views * (1 - config.values.milder)) if config.procedure == "values" else None
-    return Images(surrogate, data, config.augmentation, seed=config.loop.seed, milder_from=milder_from)
+    if config.procedure == "paper":
+        return Images(surrogate, data, config.augmentation, seed=config.loop.seed)
+    milder_from = round(views * (1 - config.values.milder))
+    images = Images(surrogate, data, config.augmentation, seed=config.loop.seed, milder_from=milder_from)
+    if config.values.unsure > 1:
+        repeat_unsure(images, surrogate, config.values.unsure)
+    return images
 
 
 def train_explainer(

@@ -1,0 +1,65 @@
+"""Images that the surrogate is unsure of, met more often than others.
+
+Few images of a training set are, for the net has learned their labels, and they are the hardest to explain: their values
+are large, come about in coalitions of all sizes and are the noisiest. A repeated image has a place of its own among the
+samples, so that it is varied in its own ways and asked about its own coalitions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitshap.data import CachedPixels, StreamedPixels
+from vitshap.data.items import MapStyle
+from vitshap.data.pixels import PixelSource
+from vitshap.models import MaskedModel
+from vitshap.training.batches import Images
+
+SURE = 0.98
+"""Largest probability from which on the surrogate is sure of an image."""
+_TOGETHER = 256
+
+
+def repeat_unsure(images: Images, model: MaskedModel, times: int) -> None:
+    """Let ``images`` hold those that ``model`` is unsure of so many times."""
+    if model.output != "softmax":
+        raise ValueError(
+            f'values.unsure needs a net that divides probability among classes, not output "{model.output}"'
+        )
+    rows = torch.arange(len(images))
+    images.source = _rows_of(images.source, torch.cat([rows, *[unsure(images, model)] * (times - 1)]))
+
+
+def unsure(images: Images, model: MaskedModel) -> Tensor:
+    """Positions of images whose largest probability is below ``SURE`` as they are, int64 ``[n]`` on the CPU."""
+    found = []
+    with torch.no_grad():
+        for pixels, batch in images.in_order(_TOGETHER):
+            largest = model(pixels).amax(1)
+            found.append(images.positions(batch.indices)[largest < SURE])
+    return torch.cat(found).cpu()
+
+
+def _rows_of(source: PixelSource, rows: Tensor) -> PixelSource:
+    if isinstance(source, StreamedPixels):
+        return StreamedPixels(
+            _Rows(source.data, rows.tolist()), source.preprocess, device=source.device, workers=source.workers
+        )
+    at = rows.to(source.pixels.device)
+    return CachedPixels(source.pixels[at], source.labels[at], torch.arange(len(at), device=at.device))
+
+
+class _Rows:
+    """Some items of a data set, which may be there more than once."""
+
+    def __init__(self, data: MapStyle, rows: list[int]) -> None:
+        self.data, self.rows = data, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int, /) -> Any:
+        return self.data[self.rows[index]]
