@@ -39,7 +39,7 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
     def run(*arguments: Any, **options: Any) -> None:
         from vitshap.training.command import user_errors
 
-        with user_errors():
+        with user_errors(resumes=False):
             command(*arguments, **options)
 
     return run

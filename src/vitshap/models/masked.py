@@ -28,7 +28,7 @@ Images: TypeAlias = Tensor | Photo | Sequence[Photo]
 
 
 PER_COALITION = 4
-"""Tokens that might be computed in the time that a coalition takes whatever its size."""
+"""Tokens that might be computed in the time that a coalition takes whatever its size: a guess, on the small side."""
 
 
 class Prepared(NamedTuple):

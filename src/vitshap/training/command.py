@@ -37,8 +37,11 @@ def print_keys(recipe: Recipe, console: Console) -> None:
 
 
 @contextmanager
-def user_errors() -> Iterator[None]:
-    """Errors of the user end with one line and exit code 2, a training that diverged with one line and 1."""
+def user_errors(*, resumes: bool = True) -> Iterator[None]:
+    """Errors of the user end with one line and exit code 2, a training that diverged with one line and 1.
+
+    ``resumes``: whether a command that was interrupted can be continued.
+    """
     shown = warnings.showwarning
     warnings.showwarning = _show_in_a_line
     try:
@@ -48,7 +51,7 @@ def user_errors() -> Iterator[None]:
     except TrainingDiverged as error:
         _end(str(error), 1)
     except KeyboardInterrupt:
-        _end("interrupted; the same command with --resume continues", 130)
+        _end("interrupted" + ("; the same command with --resume continues" if resumes else ""), 130)
     finally:
         warnings.showwarning = shown
 

@@ -73,13 +73,13 @@ def fit_explainer(
 
 def training_images(surrogate: MaskedModel, data: Any, config: ExplainerTraining) -> Images:
     """Images of ``data`` as the training meets them."""
-    views = config.values.views
     if config.procedure == "paper":
         return Images(surrogate, data, config.augmentation, seed=config.loop.seed)
-    milder_from = round(views * (1 - config.values.milder))
+    values = config.values
+    milder_from = round(values.views * (1 - values.milder))
     images = Images(surrogate, data, config.augmentation, seed=config.loop.seed, milder_from=milder_from)
-    if config.values.unsure > 1:
-        repeat_unsure(images, surrogate, config.values.unsure)
+    if values.unsure > 1:
+        repeat_unsure(images, surrogate, values.unsure)
     return images
 
 

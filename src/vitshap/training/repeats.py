@@ -7,13 +7,13 @@ samples, so that it is varied in its own ways and asked about its own coalitions
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, Subset
 
 from vitshap.data import CachedPixels, StreamedPixels
-from vitshap.data.items import MapStyle
 from vitshap.data.pixels import PixelSource
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
@@ -45,21 +45,7 @@ def unsure(images: Images, model: MaskedModel) -> Tensor:
 
 def _rows_of(source: PixelSource, rows: Tensor) -> PixelSource:
     if isinstance(source, StreamedPixels):
-        return StreamedPixels(
-            _Rows(source.data, rows.tolist()), source.preprocess, device=source.device, workers=source.workers
-        )
+        some = Subset(cast(Dataset[Any], source.data), rows.tolist())
+        return StreamedPixels(some, source.preprocess, device=source.device, workers=source.workers)
     at = rows.to(source.pixels.device)
     return CachedPixels(source.pixels[at], source.labels[at], torch.arange(len(at), device=at.device))
-
-
-class _Rows:
-    """Some items of a data set, which may be there more than once."""
-
-    def __init__(self, data: MapStyle, rows: list[int]) -> None:
-        self.data, self.rows = data, rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int, /) -> Any:
-        return self.data[self.rows[index]]

@@ -112,15 +112,15 @@ class _Clock:
     def explainer(self, config: ExplainerTraining) -> StageTime:
         game = copy.deepcopy(self.model).eval()
         explainer = Explainer(game, network_config(config, game.num_players), classifier=game)
-        law, evaluator = shapley_kernel(game.num_players), Evaluator(game)
+        evaluator = Evaluator(game)
         fresh, paper = config.procedure == "paper", PaperStep(explainer, compiled=False)
         asked = config.coalitions if fresh else config.values.coalitions
+        # Nearer to the sizes that a pilot will find than the kernel's are, which take far longer
         piloted = not fresh and config.values.allocation == "pilot"
+        law = law_before_pilot(game.evaluation_cost()) if piloted else shapley_kernel(game.num_players)
 
         def drawn(batch: Batch, n: int) -> Tensor:
-            if piloted:  # nearer to the sizes that a pilot will find than the kernel's, which take far longer
-                return sample_coalitions(law_before_pilot(game.evaluation_cost()), batch.indices, seed=0, epoch=0, n=n)
-            return sample_coalitions(law, batch.indices, seed=0, epoch=0, n=n + n % 2, paired=True)[:, :n]
+            return sample_coalitions(law, batch.indices, seed=0, epoch=0, n=n + n % 2, paired=not piloted)[:, :n]
 
         def loss(pixels: Tensor, batch: Batch) -> Tensor:
             some, base = drawn(batch, asked), explainer.null_values.expand(len(pixels), -1)

@@ -9,7 +9,7 @@ process and every resumed run computes in the same batches, to the bit.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -69,13 +69,10 @@ class Evaluator:
 
     def __call__(self, pixels: Tensor, coalitions: Coalitions) -> Worth:
         """Values of coalitions bool ``[B, S, d]`` of normalised images."""
-        found = self.unchecked(pixels, coalitions)
-        while self.overflown(found):
-            found = self.unchecked(pixels, coalitions)
-        return found
+        return self.finite(lambda: self.unchecked(pixels, coalitions))
 
     def unchecked(self, pixels: Tensor, coalitions: Coalitions) -> Worth:
-        """The same without waiting for the GPU to see whether they are finite: ask ``overflown`` once there are many."""
+        """The same without waiting for the GPU to see whether they are finite, which ``finite`` does for many at once."""
         model = self.model
         everyone = coalitions.new_ones(len(coalitions), 1, coalitions.shape[2])
         with torch.no_grad(), evaluating(model.net):
@@ -83,14 +80,15 @@ class Evaluator:
             values = model.link(model.logits(pixels.to(self.dtype), asked, finite=False))
         return Worth(values[:, 0], values[:, 1:])
 
-    def overflown(self, found: Worth) -> bool:
-        """Whether float16 was too small for these values, which must be computed again then: bfloat16 takes its place."""
-        if bool(torch.isfinite(found.worth).all() & torch.isfinite(found.full).all()):
-            return False
-        if self.dtype != torch.float16:
-            raise ValueError("the surrogate gives values that are not finite (NaN or infinity)")
-        self.model, self.dtype = self.model.to(torch.bfloat16), torch.bfloat16
-        return True
+    def finite(self, compute: Callable[[], Worth]) -> Worth:
+        """What ``compute`` gives; where float16 is too small for it, bfloat16 takes its place and it is computed again."""
+        while True:
+            found = compute()
+            if bool(torch.isfinite(found.worth).all() & torch.isfinite(found.full).all()):
+                return found
+            if self.dtype != torch.float16:
+                raise ValueError("the surrogate gives values that are not finite (NaN or infinity)")
+            self.model, self.dtype = self.model.to(torch.bfloat16), torch.bfloat16
 
 
 class ValueStore:
@@ -181,18 +179,11 @@ class ValueStore:
         if view not in self._kept:
             if not self.keeps_all:
                 self._kept.clear()
-            self._kept[view] = self._computed(view)
+            self._kept[view] = self.evaluate.finite(lambda: self._computed(view))
         return self._kept[view]
 
     def _computed(self, view: int) -> Worth:
-        """All samples in order."""
-        found = self._computed_once(view)
-        while self.evaluate.overflown(found):
-            found = self._computed_once(view)
-        return found
-
-    def _computed_once(self, view: int) -> Worth:
-        """Processes take turns and then exchange what they have."""
+        """All samples in order; processes take turns and then exchange what they have."""
         model = self.evaluate.model
         n, world = len(self.images), _processes()
         rank = distributed.get_rank() if world > 1 else 0
