@@ -59,13 +59,17 @@ class Evaluator:
     """The surrogate as a fast function of pixels and coalitions: half precision on a GPU, float32 on a CPU."""
 
     def __init__(self, surrogate: MaskedModel, *, compiled: bool = False) -> None:
-        self.model = surrogate
+        self.model, self._exact, self._compiled = surrogate, surrogate, compiled
         if surrogate.device.type == "cuda":
             # float16 is eight times as exact as bfloat16 and as fast; a net that overflows it is told by its values.
-            self.model = copy.deepcopy(surrogate).to(torch.float16).eval()
-            if compiled:
-                self.model.compile()
+            self._take(torch.float16)
         self.dtype = next(self.model.net.parameters()).dtype
+
+    def _take(self, dtype: torch.dtype) -> None:
+        """Evaluate by a copy of that precision, of the net as it was given: what overflowed in another stays infinite."""
+        self.model, self.dtype = copy.deepcopy(self._exact).to(dtype).eval(), dtype
+        if self._compiled:
+            self.model.compile()
 
     def __call__(self, pixels: Tensor, coalitions: Coalitions) -> Worth:
         """Values of coalitions bool ``[B, S, d]`` of normalised images."""
@@ -88,7 +92,7 @@ class Evaluator:
                 return found
             if self.dtype != torch.float16:
                 raise ValueError("the surrogate gives values that are not finite (NaN or infinity)")
-            self.model, self.dtype = self.model.to(torch.bfloat16), torch.bfloat16
+            self._take(torch.bfloat16)
 
 
 class ValueStore:
