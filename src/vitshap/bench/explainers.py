@@ -82,6 +82,7 @@ def recipe_steps() -> dict[str, dict[str, Any]]:
         "upright photos": {"augmentation": {"vertical_flip": views.vertical_flip}},
         "smaller crops": {"augmentation": {"crop_scale": views.crop_scale}, "values": {"milder": values.milder}},
         "pasted rectangles": {"augmentation": {"paste": views.paste}},
+        "unsure images more often": {"values": {"unsure": values.unsure}},
     }
 
 
@@ -90,6 +91,14 @@ def _with(config: ExplainerTraining, changes: Iterable[dict[str, Any]]) -> Expla
         parts: dict[str, Any] = {part: replace(getattr(config, part), **to) for part, to in change.items()}
         config = replace(config, **parts)
     return config
+
+
+def _equal_evaluations(config: ExplainerTraining, images: int, samples: int) -> ExplainerTraining:
+    """Fewer coalitions of each where some images are repeated."""
+    if config.values.unsure == 1:
+        return config
+    coalitions = round((config.values.coalitions + 1) * images / samples) - 1
+    return replace(config, values=replace(config.values, coalitions=max(1, coalitions)))
 
 
 def ablate(
@@ -112,12 +121,13 @@ def ablate(
     stores: dict[tuple[Any, ...], ValueStore] = {}
     for number, (name, config) in enumerate(chosen.items()):
         images = training_images(surrogate, data, config)
+        config = _equal_evaluations(config, len(data), len(images))
         started, store = time.perf_counter(), None
         if config.procedure == "values":
             values = config.values
             # A pilot chooses sizes for what the loss weighs: its values serve those alone that weigh alike.
             law = (values.weighing, values.emphasis) if values.allocation == "pilot" else None
-            key = (config.augmentation, law, values.views, values.coalitions, values.milder)
+            key = (config.augmentation, law, values.views, values.coalitions, values.milder, values.unsure)
             if key not in stores:
                 stores.clear()  # one at a time: memory
                 stores[key] = make_store(evaluate, images, config.values)
