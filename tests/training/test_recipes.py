@@ -138,7 +138,7 @@ def test_every_recipe_runs_two_steps_at_its_real_architecture(name: str, monkeyp
         explainer = run(recipe, out, device="cpu", estimate=False)
         for stage in ("classifier", "surrogate", "explainer"):
             last = json.loads((out / stage / "log.jsonl").read_text().splitlines()[-1])
-            assert last["step"] == 2
+            assert last["step"] >= 2  # more where images are repeated
             assert math.isfinite(last["train_loss"])
         assert (out / "bundle" / "config.json").is_file()
     surrogate = explainer.surrogate
