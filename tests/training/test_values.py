@@ -127,7 +127,7 @@ def test_views_differ_and_the_description_counts(model: MaskedModel) -> None:
     first, second = (next(iter(store.batches([torch.arange(4)], view))) for view in (0, 1))
     assert not torch.equal(first.pixels, second.pixels)
     assert not torch.equal(first.coalitions, second.coalitions)
-    assert store.describe().startswith("840 evaluations: 3 views of 40 images, 6 coalitions each")
+    assert store.describe().startswith("840 evaluations: 3 views of 40 samples, 6 coalitions each")
 
 
 @pytest.mark.parametrize("planned", [False, True])

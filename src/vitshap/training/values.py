@@ -134,7 +134,7 @@ class ValueStore:
         shape = "pairs" if self.plan.paired else "single coalitions"
         ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in self.plan.relative_noise.items())
         return (
-            f"{evaluations:,} evaluations: {self.views} views of {len(self.images):,} images, {self.coalitions} coalitions "
+            f"{evaluations:,} evaluations: {self.views} views of {len(self.images):,} samples, {self.coalitions} coalitions "
             f"each ({shape}; noise at equal cost relative to pairs from the Shapley kernel: {ratios}), {where}"
         )
 
