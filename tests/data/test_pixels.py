@@ -109,8 +109,8 @@ def test_a_data_set_that_opens_its_own_files_is_counted_too(tmp_path: Path) -> N
         cached = cache_pixels(Own(), PREPROCESS, workers=2)
     with pytest.warns(UserWarning, match="1 of 150"):
         assert torch.equal(cached.pixels, cache_pixels(files, PREPROCESS, workers=2).pixels)
-    with pytest.raises(TypeError, match=r"pairs \(image, label\), item 0 is a Tensor"):
-        cache_pixels(torch.rand(3, 3, 8, 8), PREPROCESS)
+    with pytest.raises(TypeError, match=r"pairs \(image, label\), item 0 is a dict"):
+        cache_pixels([{"image": torch.rand(3, 8, 8)}], PREPROCESS)
 
 
 def test_an_iterable_is_walked_through(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_labels_may_be_vectors() -> None:
     [
         (lambda: cache_pixels([], PREPROCESS), "no images"),
         (lambda: to_pixels(torch.rand(3, 9, 8), PREPROCESS), "not of size"),
-        (lambda: to_pixels(picture(0), None), "preprocessing has to be given"),
+        (lambda: to_pixels(picture(0), None), "training needs wrap"),
         (lambda: to_pixels(torch.zeros(3, 8, 8, dtype=torch.int64), PREPROCESS), "Tensor of torch.int64"),
         (lambda: cache_pixels([(torch.rand(1, 4, 4), 0), (torch.rand(1, 5, 4), 0)], None), "unequal shapes"),
         (lambda: require_a_batch(5, 64, "pets"), "pets has 5 images, fewer than one batch of 64"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from tests.full_disk import full_disk
 from tests.models import nets
 from vitshap.explainers import Explainer, ExplainerConfig, bundle, folders
 from vitshap.explainers.bundle import BundleError
@@ -314,22 +314,11 @@ def test_an_existing_folder_is_replaced_only_on_demand(folder: Path, tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "documents"], "nothing temporary is left"
 
 
-@contextmanager
-def _full_disk(free: int) -> Iterator[None]:
-    """No file may grow beyond ``free`` bytes: the system's own refusal, as a full disk's."""
-    former = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (free, former[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, former)
-
-
 @pytest.mark.parametrize("share", [0.1, 1.2], ids=["first file", "second file"])
 def test_a_full_disk_leaves_the_old_folder_whole(folder: Path, share: float) -> None:
     free = int(share * (folder / "surrogate.safetensors").stat().st_size)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(OSError, match=r"could not be written .* what was there is untouched"), _full_disk(free):
+    with pytest.raises(OSError, match=r"could not be written .* what was there is untouched"), full_disk(free):
         _explainer("timm ViT").save_pretrained(folder, overwrite=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in folder.parent.iterdir()] == ["copy"]

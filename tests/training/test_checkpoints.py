@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.full_disk import full_disk
 from vitshap.training import checkpoints
 from vitshap.training.checkpoints import DamagedCheckpoint
 
@@ -66,14 +67,9 @@ def test_only_damaged_ones_is_an_error(tmp_path: Path) -> None:
         checkpoints.load_latest(tmp_path)
 
 
-def test_a_disk_that_is_full_leaves_the_former_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_leaves_the_former_one(tmp_path: Path) -> None:
     checkpoints.save(tmp_path, 1, _tensors(1), {"step": 1})
-
-    def full(*args: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoints, "save_file", full)
-    with pytest.raises(OSError, match=r"No space left.*earlier ones"):
+    with full_disk(100), pytest.raises(OSError, match=r"File too large.*earlier ones"):
         checkpoints.save(tmp_path, 2, _tensors(2), {"step": 2})
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
     assert checkpoints.load_latest(tmp_path).record == {"step": 1}

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.training import small_training
+from tests.training import small_training, unused_weights
 from vitshap.training import checkpoints
 from vitshap.training.loop import LoopConfig, Task, TrainingDiverged, learning_rate, train
 
@@ -114,6 +115,16 @@ def test_two_processes_reach_the_losses_of_one(tmp_path: Path) -> None:
     for one, two in zip(*logs, strict=True):
         for key in ("train_loss", "loss"):
             assert two[key] == pytest.approx(one[key], abs=1e-4)
+
+
+def test_two_processes_need_no_folder_nor_a_gradient_for_every_weight() -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command = [*launch, unused_weights.__file__]
+    done = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"weights ([0-9a-f]{64})", done.stdout)  # two processes may print into one line
+    assert len(found) == 2
+    assert found[0] == found[1]
 
 
 class _Explodes(nn.Module):

@@ -73,7 +73,7 @@ def test_values_are_converted_only_where_nothing_is_lost() -> None:
         ({"inner": {"rate": "fast"}}, r"^inner\.rate must be a number; got 'fast'"),
         ({"inner": {"rate": float("nan")}}, r"^inner\.rate must be a number; got nan"),
         ({"inner": {"share": [0.8]}}, r"^inner\.share must be a list of 2 numbers; got \[0\.8\]"),
-        ({"inner": {"share": [1, 0.5]}}, r"^inner: share is least <= greatest, got \(1\.0, 0\.5\)$"),
+        ({"inner": {"share": [1, 0.5]}}, r"^inner\.share is least <= greatest, got \(1\.0, 0\.5\)$"),
         ({"inner": 3}, r"^inner must be a group of keys; got 3"),
         ({"flag": 1}, r"^flag must be true or false; got 1"),
         ({"flag": "yes"}, r"^flag must be true or false; got 'yes'"),

@@ -221,9 +221,10 @@ def test_a_folder_that_is_not_empty_and_another_recipe_are_refused(tmp_path: Pat
     assert code == 2
     assert "holds no training that could be continued" in said
     settings = ["classifier.loop.epochs=1"]
-    from vitshap.training.settings import to_plain, write_yaml
+    from vitshap.training.settings import to_plain, to_yaml
 
-    write_yaml(out / "recipe.yaml", to_plain(load_recipe("digits", settings=settings)))
+    (out / "recipe.yaml").write_text(to_yaml(to_plain(load_recipe("digits", settings=settings))))
+    (out / "classifier" / "checkpoints").mkdir(parents=True)  # it has begun
     code, said = _invoke("digits", "--out", out, "--resume")
     assert code == 2
     assert "classifier.loop.epochs: 1 / 40" in said

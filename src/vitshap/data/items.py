@@ -9,6 +9,7 @@ and that is an error.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
@@ -26,6 +27,7 @@ from vitshap.models.preprocess import Preprocess, eight_bit
 
 _TOLERATED = 0.01
 _NAMED = 5
+_ROUNDING = 1e-3
 
 
 @runtime_checkable
@@ -49,15 +51,20 @@ class Batch(NamedTuple):
 
 
 class Unreadable:
-    """Counts what cannot be read; an error as soon as it is more than 1 % of the data set."""
+    """Counts what cannot be read; an error as soon as it is more than 1 % of the data set.
 
-    def __init__(self, total: int | None = None) -> None:
-        self.total = total  # None until a walk through an iterable has ended
-        self.found: dict[int, UnreadableImage] = {}
+    One may count for several parts of a data set; ``total`` is then of all of them.
+    """
 
-    def add(self, index: int, error: UnreadableImage) -> None:
+    def __init__(self, total: int | None = None, *, quiet: bool = False) -> None:
+        self.total = total  # None, and so no error, until a walk through an iterable has ended
+        self.quiet = quiet
+        self.found: dict[str, UnreadableImage] = {}
+        self._told = 0
+
+    def add(self, error: UnreadableImage) -> None:
         """Count one; the same one again (in the next epoch) is not counted twice."""
-        self.found[index] = error
+        self.found[str(error)] = error
         self.check()
 
     def check(self) -> None:
@@ -67,7 +74,8 @@ class Unreadable:
 
     def warn(self) -> None:
         """Say once what was left out."""
-        if self.found:
+        if len(self.found) > self._told and not self.quiet:
+            self._told = len(self.found)
             warnings.warn(f"{self._counted()} cannot be read and were left out: {self._named()}", stacklevel=3)
 
     def _counted(self) -> str:
@@ -89,7 +97,10 @@ def to_pixels(image: Any, preprocess: Preprocess | None) -> Tensor:
             )
         return image
     if preprocess is None:
-        raise ValueError(f"to turn a {type(image).__name__} into the net's input, preprocessing has to be given")
+        raise ValueError(
+            f"to turn a {type(image).__name__} into the net's input, training needs wrap(net, preprocess=Preprocess(...)): "
+            "a function cannot be taken apart, and images are varied before they are normalised"
+        )
     channels = len(preprocess.mean)
     # The size of images that are neither scaled nor cut
     size = preprocess.size if preprocess.size == preprocess.resize else None
@@ -122,18 +133,45 @@ def decoded(data: MapStyle, index: int, preprocess: Preprocess | None) -> Decode
     A user's own data set opens its files itself, or hands out PIL images not loaded yet: its complaints count too.
     """
     try:
-        item = data[index]
-        if not isinstance(item, tuple | list) or len(item) != 2:
-            raise TypeError(f"items of a data set are pairs (image, label), item {index} is a {type(item).__name__}")
-        pixels = to_pixels(item[0], preprocess)
+        image, label = _pair(data[index], index)
+        pixels = to_pixels(image, preprocess)
         if pixels.is_floating_point() and not bool(torch.isfinite(pixels).all()):
             # Looked at here, once and on the host: training does not make a GPU wait for it in every step.
             raise UnreadableImage(f"item {index}", "its pixels are not finite (NaN or infinity)")
-        return pixels, item[1], index
+        return pixels, label, index
     except UnreadableImage as error:
         return error, 0, index
     except (OSError, SyntaxError) as error:
         return UnreadableImage(f"item {index}", f"{type(error).__name__}: {error}"), 0, index
+
+
+def _pair(item: Any, index: int) -> tuple[Any, Any]:
+    """Image and label; an image alone has none."""
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return item[0], item[1]
+    if isinstance(item, Tensor | np.ndarray | Image.Image | str | Path):
+        return item, None
+    raise TypeError(f"items of a data set are pairs (image, label), item {index} is a {type(item).__name__}")
+
+
+def _label(label: Any, index: int) -> Tensor:
+    """A number or a vector of numbers; NaN where there is none."""
+    try:
+        return torch.as_tensor(math.nan if label is None else label)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"labels are numbers, item {index} has {label!r}") from error
+
+
+def require_unit_range(pixels: Tensor) -> None:
+    """Refuse float pixels that are not between 0 and 1: varying images would cut them off there."""
+    if not pixels.is_floating_point() or not pixels.numel():
+        return
+    least, most = float(pixels.amin()), float(pixels.amax())
+    if least < -_ROUNDING or most > 1 + _ROUNDING:
+        raise ValueError(
+            f"images are varied as pixels between 0 and 1, these reach from {least:.3g} to {most:.3g}: give pixels and "
+            "wrap(net, preprocess=Preprocess(...)) with the mean and deviation that the net wants, or augmentation=None"
+        )
 
 
 def readable(items: Iterable[Decoded], unreadable: Unreadable) -> list[tuple[Tensor, Any, int]]:
@@ -141,7 +179,7 @@ def readable(items: Iterable[Decoded], unreadable: Unreadable) -> list[tuple[Ten
     read = []
     for pixels, label, index in items:
         if isinstance(pixels, UnreadableImage):
-            unreadable.add(index, pixels)
+            unreadable.add(pixels)
         else:
             read.append((pixels, label, index))
     return read
@@ -153,6 +191,6 @@ def stacked(read: list[tuple[Tensor, Any, int]], device: torch.device) -> Batch:
     if len(shapes) > 1:
         raise ValueError(f"images of one batch have unequal shapes: {sorted(shapes)}")
     pixels = torch.stack([item[0] for item in read])
-    labels = torch.stack([torch.as_tensor(item[1]) for item in read])
+    labels = torch.stack([_label(label, index) for _, label, index in read])
     indices = torch.tensor([item[2] for item in read])
     return Batch(pixels.to(device), labels.to(device), indices.to(device))

@@ -15,13 +15,14 @@ from typing import NamedTuple
 
 _IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".jp2"}
 _PART_OF = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "test": "test",
-    "testing": "test",
+    name + ending: part
+    for part, names in {
+        "train": ("train", "training"),
+        "val": ("val", "valid", "validation"),
+        "test": ("test", "testing"),
+    }.items()
+    for name in names
+    for ending in ("", "_set", "-set", "set")
 }
 IMAGENETTE_CLASSES = {
     "n01440764": "tench",
@@ -187,6 +188,8 @@ def _parts(root: Path) -> dict[str, Path]:
         if part in found:
             raise ValueError(f"{root} has two folders for {part} images: {found[part].name} and {folder.name}")
         found[part] = folder
+    if found and "train" not in found and len(found) == len(_folders(root)):
+        raise ValueError(f"{root} has folders of {' and '.join(found)} images, but none to train on (train)")
     return found if "train" in found else {}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from vitshap.data.items import Batch, Decoded, MapStyle, Unreadable, decoded, readable, stacked
 from vitshap.models.preprocess import Preprocess
@@ -46,33 +47,45 @@ class StreamedPixels:
     """A data set that is decoded anew in each epoch, by threads, a few batches ahead."""
 
     def __init__(
-        self, data: MapStyle, preprocess: Preprocess | None, *, device: torch.device | str, workers: int | None = None
+        self,
+        data: MapStyle,
+        preprocess: Preprocess | None,
+        *,
+        device: torch.device | str,
+        workers: int | None = None,
+        unreadable: Unreadable | None = None,
     ) -> None:
         self.data, self.preprocess, self.device = data, preprocess, torch.device(device)
         self.workers = workers or _default_workers()
-        self.unreadable = Unreadable(len(data))
+        self.unreadable = unreadable or Unreadable(len(data))
 
     def __len__(self) -> int:
         return len(self.data)
 
     def batches(self, order: Iterable[Tensor]) -> Iterator[Batch]:
         """A batch for each tensor of positions; images that cannot be read are missing from theirs."""
-        known = len(self.unreadable.found)
         with ThreadPoolExecutor(self.workers) as pool:
             waiting: deque[list[Future[Decoded]]] = deque()
             for positions in order:
                 waiting.append([pool.submit(decoded, self.data, i, self.preprocess) for i in positions.tolist()])
                 if len(waiting) > _AHEAD:
-                    yield from self._gathered(waiting.popleft())
+                    yield self._gathered(waiting.popleft())
             while waiting:
-                yield from self._gathered(waiting.popleft())
-        if len(self.unreadable.found) > known:
-            self.unreadable.warn()
+                yield self._gathered(waiting.popleft())
+        self.unreadable.warn()
 
-    def _gathered(self, futures: list[Future[Decoded]]) -> Iterator[Batch]:
-        read = readable((future.result() for future in futures), self.unreadable)
-        if read:
-            yield stacked(read, self.device)
+    def _gathered(self, futures: list[Future[Decoded]]) -> Batch:
+        items = [future.result() for future in futures]
+        read = readable(items, self.unreadable)
+        if not read:  # a batch has to be something: the next image that can be read
+            read = [next(self._readable_from(items[0][2]))]
+        return stacked(read, self.device)
+
+    def _readable_from(self, index: int) -> Iterator[tuple[Tensor, Any, int]]:
+        n = len(self.data)
+        for other in (i % n for i in range(index + 1, index + n)):
+            yield from readable([decoded(self.data, other, self.preprocess)], self.unreadable)
+        raise ValueError("the data set has no images that can be read")
 
 
 PixelSource = CachedPixels | StreamedPixels
@@ -90,11 +103,13 @@ def cache_pixels(
     device: torch.device | str = "cpu",
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
+    unreadable: Unreadable | None = None,
 ) -> CachedPixels:
     """Decode a data set once; ``progress`` is told after each chunk how many images are done."""
     if not len(data):
         raise ValueError("the data set has no images")
-    unreadable, labels, kept, filled = Unreadable(len(data)), [], [], 0
+    unreadable = unreadable or Unreadable(len(data))
+    labels, kept, filled = [], [], 0
     pixels: Tensor | None = None
     with ThreadPoolExecutor(workers or _default_workers()) as pool:
         for start in range(0, len(data), _CHUNK):
@@ -124,20 +139,22 @@ def open_pixels(
     memory_limit: int | None = None,
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
+    unreadable: Unreadable | None = None,
 ) -> PixelSource:
     """Cached on the device where that takes at most ``memory_limit`` bytes (half of what is free, if not given).
 
     What is open already is given back; a data set that can only be walked through is walked through once and kept.
+    ``unreadable`` counts images that cannot be read, where ``data`` is a part of something larger.
     """
     if isinstance(data, CachedPixels | StreamedPixels):
         return data
-    if not isinstance(data, MapStyle):
+    if not isinstance(data, MapStyle) or isinstance(data, IterableDataset):  # those may have a length
         return _gathered(data, preprocess, device)
     limit = free_bytes(device) // 2 if memory_limit is None else memory_limit
     first = next((item[0] for item in _walk(data, preprocess) if isinstance(item[0], Tensor)), None)
     if first is not None and len(data) * first.nbytes > limit:
-        return StreamedPixels(data, preprocess, device=device, workers=workers)
-    return cache_pixels(data, preprocess, device=device, workers=workers, progress=progress)
+        return StreamedPixels(data, preprocess, device=device, workers=workers, unreadable=unreadable)
+    return cache_pixels(data, preprocess, device=device, workers=workers, progress=progress, unreadable=unreadable)
 
 
 def iterate_pixels(

@@ -146,7 +146,7 @@ def _as_bundle_error(folder: Path) -> Iterator[None]:
         raise
     except KeyError as error:
         raise BundleError(f"{folder / folders.CONFIG} is incomplete: there is no {error}") from error
-    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except Exception as error:  # libraries that build nets have errors of their own
         raise BundleError(f"what {folder} describes cannot be built: {folders.one_line(error)}") from error
 
 

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from vitshap.data import Augmentation, Batch, CachedPixels, PixelSource, normalised, open_pixels
+from vitshap.data.items import require_unit_range
 from vitshap.models import MaskedModel, Preprocess
+from vitshap.training.processes import memory_limit
 
 
 class Images:
@@ -31,7 +33,11 @@ class Images:
         self.mean = how.mean if how else (0.0,) * channels
         self.std = how.std if how else (1.0,) * channels
         self.augmentation, self.seed, self.milder_from = augmentation, seed, milder_from
-        self.source: PixelSource = open_pixels(data, how, device=model.device)
+        # Processes agree on what is kept; what is open already may be of one of them alone.
+        limit = None if isinstance(data, PixelSource) else memory_limit(model.device)
+        self.source: PixelSource = open_pixels(data, how, device=model.device, memory_limit=limit)
+        if augmentation is not None and isinstance(self.source, CachedPixels):
+            require_unit_range(self.source.pixels)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -85,6 +91,8 @@ class Images:
         how = self._augmentation(view)
         if how is None:
             return normalised(batch.pixels, self.mean, self.std)
+        if not isinstance(self.source, CachedPixels):  # what is kept was looked at once
+            require_unit_range(batch.pixels)
         return how(
             batch.pixels, batch.indices, seed=self.seed, epoch=view, mean=self.mean, std=self.std, partners=partners
         )

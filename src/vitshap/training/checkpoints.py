@@ -44,6 +44,7 @@ def save(folder: str | Path, step: int, tensors: dict[str, Tensor], record: dict
     folder = Path(folder)
     final = folder / f"step-{step:08d}"
     partial = folder / f".{final.name}.{os.getpid()}.partial"
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed and had the same number
     try:
         partial.mkdir(parents=True)
         save_file({name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}, partial / TENSORS)
@@ -52,13 +53,13 @@ def save(folder: str | Path, step: int, tensors: dict[str, Tensor], record: dict
         if final.exists():  # the same step again, after a resume from an earlier one
             shutil.rmtree(final)
         os.replace(partial, final)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise OSError(
             f"the checkpoint of step {step} could not be written ({error}); earlier ones in {folder} are untouched"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    for old in _steps(folder)[:-KEPT]:
+    for old in [*_steps(folder)[:-KEPT], *folder.glob(".step-*.partial")]:
         shutil.rmtree(old, ignore_errors=True)
     return final
 

@@ -131,7 +131,7 @@ def hold_out(
         explainer.null_values,
         pairs=config.validation_coalitions,
         plan=None if store is None else store.plan,
-        planned=config.values.coalitions,
+        planned=0 if store is None else store.coalitions,
         weighing=config.values.weighing,
         emphasis=config.values.emphasis,
     )
@@ -139,7 +139,7 @@ def hold_out(
 
 def make_store(evaluate: Evaluator, images: Images, config: ValuesConfig) -> ValueStore:
     """The values that ``config`` asks for; computed when they are met, but for the pilot's."""
-    null = null_values(evaluate, images)
+    null = null_values(evaluate)
     plan = plan_evaluations(evaluate, images, config, null)
     memory = None if config.memory_gib is None else int(config.memory_gib * 2**30)
     return ValueStore(evaluate, images, plan, views=config.views, coalitions=config.coalitions, memory=memory)
@@ -147,6 +147,8 @@ def make_store(evaluate: Evaluator, images: Images, config: ValuesConfig) -> Val
 
 def network_config(config: ExplainerTraining, num_players: int) -> ExplainerConfig:
     """What the network is made of: as configured, or what suits the procedure."""
+    if num_players < 2:
+        raise ValueError("the image is one patch: there is nothing to share among players, and nothing to learn")
     if config.network is not None:
         return config.network
     if config.procedure == "paper":

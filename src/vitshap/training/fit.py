@@ -18,13 +18,13 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from vitshap.coalitions import CoalitionLaw, fixed_size, uniform_size
-from vitshap.data import sample_coalitions
+from vitshap.data import CachedPixels, sample_coalitions
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
 from vitshap.training.configs import ClassifierTraining, SurrogateTraining
 from vitshap.training.loop import Task, train
 from vitshap.training.objectives import classification_loss, surrogate_loss
-from vitshap.training.scores import balanced_weights, scores
+from vitshap.training.scores import class_weights, require_classes, scores
 
 VALIDATION = "validation"
 """Purpose of the validation's coalitions: training never meets them."""
@@ -117,16 +117,17 @@ def _fit_classifier(
     model = copy.deepcopy(model)
     images = Images(model, data, config.augmentation, seed=config.loop.seed)
     unseen = Images(model, val, None, seed=config.loop.seed)
-    weights: Tensor | None = None
-    if config.class_weights == "balanced":
-        weights = balanced_weights(images.source, model).to(model.device)
-    elif config.class_weights is not None:
-        weights = torch.tensor(config.class_weights, device=model.device)
+    for source in (images.source, unseen.source):
+        if isinstance(source, CachedPixels):
+            require_classes(source.labels, model)
+    weights = class_weights(config.class_weights, images.source, model)
     whole = float(law.size_probabilities[-1]) == 1
     step = ClassifierStep(model, weights)
 
     def batches(order: Iterable[Tensor], epoch: int) -> Iterator[tuple[Tensor, ...]]:
         for pixels, batch in images.views(order, epoch):
+            if not isinstance(images.source, CachedPixels):
+                require_classes(batch.labels, model)
             if whole:
                 yield pixels, batch.labels
             else:

@@ -7,16 +7,17 @@ evaluated too: their loss has less noise, and it is what selects.
 
 from __future__ import annotations
 
-import os
+import hashlib
+import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vitshap.coalitions import CoalitionLaw, Coalitions, shapley_kernel
-from vitshap.data import sample_coalitions
+from vitshap.data import CachedPixels, sample_coalitions
 from vitshap.explainers import Explainer
+from vitshap.training import files
 from vitshap.training.batches import Images
 from vitshap.training.fit import VALIDATION
 from vitshap.training.noise import NO_WEIGHTS, Plan, Weighing, weighted_halves
@@ -92,19 +93,25 @@ class HeldOut:
         return {name: float(loss) for name, loss in found.items()}
 
     def _stored(self, path: Path, evaluate: Evaluator) -> dict[str, Tensor]:
-        """From the file if it is of the same coalitions; else computed and written."""
-        law = torch.zeros(1) if self.plan is None else self.plan.law.size_probabilities
-        if path.exists():
-            stored = load_file(path)
-            same = stored["law"].shape == law.shape and bool(torch.equal(stored["law"], law))
-            if same and stored["worth"].shape[1] == self.pairs.count:
-                return {name: tensor.to(evaluate.model.device) for name, tensor in stored.items()}
-        found = {**self._evaluated(evaluate), "law": law}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        save_file({name: tensor.cpu().contiguous() for name, tensor in found.items()}, temporary)
-        os.replace(temporary, path)
+        """From the file if it is of the same surrogate, images and coalitions; else computed and written."""
+        made_of = self._made_of(evaluate)
+        stored = files.read_tensors_of(path, made_of)
+        if stored is not None:
+            return {name: tensor.to(evaluate.model.device) for name, tensor in stored.items()}
+        found = self._evaluated(evaluate)
+        files.write_tensors(path, found, made_of)
         return found
+
+    def _made_of(self, evaluate: Evaluator) -> str:
+        """A hash of all that the values depend on."""
+        drawn = [
+            (d.count, d.paired, d.law.size_probabilities.tolist()) for d in (self.pairs, self.planned) if d is not None
+        ]
+        source, images = self.images.source, [float(len(self.images))]
+        if isinstance(source, CachedPixels):
+            images += [*source.kept.tolist(), float(source.pixels.sum(dtype=torch.float64))]
+        parts = [evaluate.model.fingerprint(), self.images.seed, drawn, images]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def _evaluated(self, evaluate: Evaluator) -> dict[str, Tensor]:
         parts: dict[str, list[Tensor]] = {"full": [], "worth": []}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -20,13 +19,13 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs, broadcast_object_list
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vitshap.counter import shuffled
-from vitshap.training import checkpoints
+from vitshap.training import checkpoints, files
 from vitshap.training.board import Board
 from vitshap.training.unread import UnreadLoss
 
@@ -62,6 +61,17 @@ class LoopConfig:
     """Epochs between validations, each with a line in the log; the last epoch has one in any case."""
     patience: int | None = None
     """Stop after so many epochs without a better validation; None: never."""
+
+    def __post_init__(self) -> None:
+        for key in ("epochs", "batch_size", "save_every", "validate_every"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
+        for key in ("learning_rate", "clip"):
+            if not getattr(self, key) > 0:
+                raise ValueError(f"{key} must be positive, got {getattr(self, key)}")
+        for key in ("seed", "warmup_steps", "weight_decay"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"{key} must be 0 or more, got {getattr(self, key)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,9 +118,13 @@ class _Run:
             raise ValueError(f"{task.num_samples} samples are fewer than a batch of {config.batch_size}")
         self.task, self.config, self.folder, self.console = task, config, folder, console
         device = next(task.step.parameters()).device
+        # Processes wait for each other's gradients, also for those that no loss has: DINOv2's mask token is never used.
+        together = DistributedDataParallelKwargs(static_graph=True)
         # bfloat16 ends the process on some CPUs, so a CPU trains in float32.
         self.accelerator = Accelerator(
-            mixed_precision="bf16" if device.type == "cuda" else "no", cpu=device.type == "cpu"
+            mixed_precision="bf16" if device.type == "cuda" else "no",
+            cpu=device.type == "cpu",
+            kwargs_handlers=[together],
         )
         trainable = [p for p in task.step.parameters() if p.requires_grad]
         optimiser = torch.optim.AdamW(
@@ -163,7 +177,7 @@ class _Run:
         rate = learning_rate(self.state.step, self.total_steps, config)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        torch.manual_seed(config.seed * 1_000_003 + self.state.step)  # for dropout, the same after a resume
+        torch.manual_seed((config.seed * 1_000_003 + self.state.step) % 2**63)  # for dropout, the same after a resume
         self.module.train()
         with accelerator.autocast():
             loss = self.module(*batch) * share  # processes average their gradients: every sample counts the same
@@ -199,12 +213,13 @@ class _Run:
         better = self.state.best is None or sign * value > sign * self.state.best
         if better:
             self.state.best, self.state.best_epoch = value, epoch
-            self._write(BEST, self.task.trained.state_dict())
+            if self.accelerator.is_main_process:
+                files.write_tensors(self.folder / BEST, self.task.trained.state_dict())
         losses, self.state.losses = self.state.losses, []
         record = {"epoch": epoch, "step": self.state.step, "train_loss": sum(losses) / len(losses), **metrics}
         self.state.history.append(record)
         if self.accelerator.is_main_process:
-            _write_text(self.folder / LOG, "".join(json.dumps(line) + "\n" for line in self.state.history))
+            files.write_text(self.folder / LOG, "".join(json.dumps(line) + "\n" for line in self.state.history))
             self.board.add(record)
         lines = len(self.state.history) - 1
         if lines % max(1, self.config.epochs // self.config.validate_every // LINES) == 0 or self._ended():
@@ -235,20 +250,15 @@ class _Run:
         if found is None:
             return
         weights = {k.removeprefix("weights."): v for k, v in found.tensors.items() if k.startswith("weights.")}
-        self.task.trained.load_state_dict(weights)
+        files.load_weights(self.task.trained, weights, found.path)
         checkpoints.restore_optimiser(self.optimiser, found.tensors)
         self.state = Progressed(**found.record)
 
-    def _write(self, name: str, tensors: dict[str, Tensor]) -> None:
-        if not self.accelerator.is_main_process:
-            return
-        temporary = self.folder / f".{name}.tmp"
-        save_file({key: tensor.detach().contiguous().clone() for key, tensor in tensors.items()}, temporary)
-        os.replace(temporary, self.folder / name)
-
     def _load_best(self) -> None:
-        self.accelerator.wait_for_everyone()
-        self.task.trained.load_state_dict(load_file(self.folder / BEST))
+        path = self.folder / BEST  # on the disk of the process that wrote it
+        found = broadcast_object_list([files.read_tensors(path) if self.accelerator.is_main_process else None])
+        files.load_weights(self.task.trained, found[0], path)
+        self.accelerator.wait_for_everyone()  # a process that ends while it is sending is aborted
         self.task.trained.eval()
 
     @contextmanager
@@ -280,9 +290,3 @@ def learning_rate(step: int, total: int, config: LoopConfig) -> float:
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup
     return config.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1)))
-
-
-def _write_text(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from vitshap.compat import make_torchvision_importable
@@ -38,9 +40,13 @@ def build_model(settings: ModelSettings, data: ImageData, *, keep_head: bool = F
     else:
         net, preprocess = _transformers(settings, data, names, keep_head)
     preprocess = _fitted(preprocess, settings, data.channels)
-    outputs = names if _outputs(net) == len(names) else None  # else the net's own names, if it has any
     size = settings.image_size if _library(settings) == "transformers" else None
-    return wrap(net, preprocess=preprocess, class_names=outputs, output=settings.output, image_size=size)
+    model = wrap(net, preprocess=preprocess, output=settings.output, image_size=size)
+    # A net that is not trained here has classes of its own, in its own order, whatever the folders are called.
+    unnamed = model.class_names is None or not keep_head
+    if unnamed and model.num_classes == len(names):
+        model.class_names = names
+    return model
 
 
 def _class_names(settings: ModelSettings, data: ImageData) -> list[str]:
@@ -139,12 +145,17 @@ def _transformers(
     try:
         config = AutoConfig.from_pretrained(settings.name, **labels)
         if settings.pretrained:
-            net = AutoModelForImageClassification.from_pretrained(
-                settings.name, config=config, ignore_mismatched_sizes=True, use_safetensors=True
+            net, loaded = AutoModelForImageClassification.from_pretrained(
+                settings.name,
+                config=config,
+                ignore_mismatched_sizes=True,
+                use_safetensors=True,
+                output_loading_info=True,
             )
+            _require_all_but_the_head(net, loaded["mismatched_keys"])
         else:
             net = AutoModelForImageClassification.from_config(config)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(
             f"the model {settings.name!r} cannot be loaded with transformers: {one_line(error)}"
         ) from error
@@ -155,6 +166,13 @@ def _transformers(
     side = settings.image_size
     size = (side, side) if side else _pair(config.image_size)
     return net, _processor(settings.name, size)
+
+
+def _require_all_but_the_head(net: nn.Module, mismatched: Iterable[Any]) -> None:
+    """A head for other classes is drawn anew; anything else of another shape means another net."""
+    for name, stored, own in mismatched:
+        if tuple(own) != (_outputs(net), *tuple(stored)[1:]):
+            raise ValueError(f"its weights do not fit its configuration: {name} is {list(stored)}, not {list(own)}")
 
 
 def _processor(name: str, size: tuple[int, int]) -> Preprocess:
@@ -179,8 +197,8 @@ def _processor(name: str, size: tuple[int, int]) -> Preprocess:
         crop_size={"height": height, "width": width},
         resample=said.get("resample", 2),
         do_normalize=said.get("do_normalize", True),
-        image_mean=said.get("image_mean", [0.5] * 3),
-        image_std=said.get("image_std", [0.5] * 3),
+        image_mean=_per_channel(said.get("image_mean", 0.5)),
+        image_std=_per_channel(said.get("image_std", 0.5)),
     )
     if not processor.do_center_crop:  # another size than the net was published with
         processor.size = {"height": height, "width": width}
@@ -214,6 +232,10 @@ def _labels(names: list[str]) -> dict[str, Any]:
 
 def _outputs(net: Any) -> int:
     return int(net.config.num_labels if hasattr(net, "config") else net.num_classes)
+
+
+def _per_channel(given: Any) -> list[float]:
+    return [float(number) for number in given] if isinstance(given, list | tuple) else [float(given)] * 3
 
 
 def _pair(size: Any) -> tuple[int, int]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitshap.training.configs import ClassifierTraining, ExplainerTraining, SurrogateTraining
-from vitshap.training.loop import LoopConfig
 from vitshap.training.settings import SettingsError, from_plain, read_yaml, set_keys
 
 Size = Literal["tiny", "small", "base", "large"]
@@ -72,6 +71,11 @@ class ModelSettings:
     mlp_size: int | None = None
     """Width inside the MLPs of "vit"; null: four times its own."""
 
+    def __post_init__(self) -> None:
+        for key in ("image_size", "patch_size", "hidden_size", "layers", "heads", "mlp_size"):
+            if (number := getattr(self, key)) is not None and number < 1:
+                raise ValueError(f"{key} must be at least 1, got {number}")
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -102,25 +106,14 @@ class Recipe:
         for path, number in self._counts():
             if number < 1:
                 raise SettingsError(f"{path} must be at least 1, got {number}")
-        for path, loop in self._loops():
-            if loop.learning_rate <= 0:
-                raise SettingsError(f"{path}.learning_rate must be positive, got {loop.learning_rate}")
         for key in ("coalitions", "validation_coalitions"):
             if (n := getattr(self.explainer, key)) % 2:
                 raise SettingsError(
                     f"explainer.{key} must be even, for coalitions come with their complements; got {n}"
                 )
 
-    def _loops(self) -> Iterator[tuple[str, LoopConfig]]:
-        for name in ("classifier", "surrogate", "explainer"):
-            if (training := getattr(self, name)) is not None:
-                yield f"{name}.loop", training.loop
-
     def _counts(self) -> Iterator[tuple[str, int]]:
         """Numbers that must be at least one."""
-        for path, loop in self._loops():
-            for key in ("epochs", "batch_size", "save_every", "validate_every"):
-                yield f"{path}.{key}", getattr(loop, key)
         for name in ("classifier", "surrogate", "explainer"):
             for key in ("coalitions", "validation_coalitions", "validation_batch"):
                 if hasattr(training := getattr(self, name), key):

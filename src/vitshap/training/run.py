@@ -9,28 +9,28 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
 from rich.console import Console
-from safetensors.torch import load_file
 from torch import nn
 
-from vitshap.data import ImageData, Splits, load_data, open_pixels, require_a_batch
+from vitshap.data import ImageData, PixelSource, Splits, load_data, open_pixels, require_a_batch
+from vitshap.data.items import Unreadable
 from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel, Preprocess
-from vitshap.training import timing
+from vitshap.training import files, timing
 from vitshap.training.explainer import fit_explainer, network_config
 from vitshap.training.fit import fit_classifier, fit_masked_classifier, fit_surrogate
 from vitshap.training.loop import BEST
 from vitshap.training.nets import build_model
+from vitshap.training.processes import memory_limit
 from vitshap.training.recipes import Recipe
-from vitshap.training.settings import differing_keys, read_yaml, to_plain, write_yaml
+from vitshap.training.settings import differing_keys, read_yaml, to_plain, to_yaml
 from vitshap.training.summary import in_words, summarise
 
 RECIPE, DONE, SUMMARY, BUNDLE = "recipe.yaml", "done.json", "summary.json", "bundle"
@@ -68,13 +68,16 @@ def run(
     state.wait_for_everyone()
     if state.is_main_process:
         out.mkdir(parents=True, exist_ok=True)
-        _write(out / RECIPE, lambda path: write_yaml(path, to_plain(recipe)))
+        files.write_text(out / RECIPE, to_yaml(to_plain(recipe)))
     state.wait_for_everyone()
-    classifier, surrogate, explainer = _Stages(recipe, out, splits, state, console).run(model)
+    stages = _Stages(recipe, out, splits, state, console)
+    classifier, surrogate, explainer = stages.run(model)
     if state.is_main_process:
         explainer.classifier_fingerprint = classifier.fingerprint()
-        found = summarise(classifier, surrogate, splits.test, out / "explainer")
-        _write(out / SUMMARY, lambda path: path.write_text(json.dumps(found, indent=2) + "\n"))
+        # Before anything is measured: whatever may be wrong with test images, what was trained is kept.
+        explainer.save_pretrained(out / BUNDLE, half=recipe.half, overwrite=True)
+        found = summarise(classifier, surrogate, stages.test, splits.test.class_names, out / "explainer")
+        files.write_text(out / SUMMARY, json.dumps(found, indent=2) + "\n")
         explainer.save_pretrained(out / BUNDLE, half=recipe.half, quality=found, overwrite=True)
         for line in in_words(found):
             console.print(line, highlight=False, soft_wrap=True)
@@ -97,7 +100,9 @@ def check_folder(recipe: Recipe, out: Path, *, resume: bool) -> None:
     if not begun.is_file():
         raise ValueError(f"{out} holds no training that could be continued: it has no {RECIPE}")
     differing = differing_keys(read_yaml(begun.read_text(encoding="utf-8"), str(begun)), to_plain(recipe))
-    if differing:
+    begun_stages = [name for name in STAGES if (out / name / "checkpoints").exists() or (out / name / DONE).is_file()]
+    free = tuple(f"{name}." for name in STAGES if name not in begun_stages)  # what has not begun may change
+    if differing := [line for line in differing if not line.startswith(free)]:
         raise ValueError(
             f"{out} was begun with another recipe and cannot be continued with this one; {begun.name} / now: "
             f"{'; '.join(differing)}"
@@ -109,12 +114,11 @@ class _Stages:
 
     def __init__(self, recipe: Recipe, out: Path, splits: Splits, state: PartialState, console: Console) -> None:
         self.recipe, self.out, self.splits, self.state, self.console = recipe, out, splits, state, console
+        self.test: PixelSource
 
     def run(self, model: MaskedModel) -> tuple[MaskedModel, MaskedModel, Explainer]:
         recipe = self.recipe
-        # Decoded once: all three nets see images of one size.
-        how = model.preprocess if isinstance(model.preprocess, Preprocess) else None
-        data, val = (open_pixels(part, how, device=model.device) for part in (self.splits.train, self.splits.val))
+        data, val, self.test = self._opened(model)
         classifier, surrogate = model, model
         if recipe.classifier is not None:
             fit = fit_masked_classifier if recipe.masked else fit_classifier
@@ -142,13 +146,23 @@ class _Stages:
         )
         return classifier, surrogate, explainer
 
+    def _opened(self, model: MaskedModel) -> list[PixelSource]:
+        """The three parts, decoded once, for all nets see images of one size. What cannot be read is counted together, and
+        told before hours are spent."""
+        how = model.preprocess if isinstance(model.preprocess, Preprocess) else None
+        unreadable = Unreadable(sum(len(part) for part in self.splits))
+        return [
+            open_pixels(part, how, device=model.device, memory_limit=memory_limit(model.device), unreadable=unreadable)
+            for part in self.splits
+        ]
+
     def _stage(self, name: str, fit: Callable[[Path], M], empty: Callable[[], M]) -> M:
         """Train, or put the best weights of a training that is done into an ``empty`` net."""
         folder = self.out / name
         if (folder / DONE).is_file():
             self.console.print(f"{name}: done before, loaded from {folder / BEST}", highlight=False, soft_wrap=True)
             net = empty()
-            net.load_state_dict(load_file(folder / BEST))
+            files.load_weights(net, files.read_tensors(folder / BEST), folder / BEST)
             return net.to(self.state.device).eval()
         self.console.print(f"training the {name}", style="bold")
         started = time.perf_counter()
@@ -156,7 +170,7 @@ class _Stages:
         record = {"seconds": round(time.perf_counter() - started, 1), "processes": self.state.num_processes}
         self.state.wait_for_everyone()
         if self.state.is_main_process:
-            _write(folder / DONE, lambda path: path.write_text(json.dumps(record) + "\n"))
+            files.write_text(folder / DONE, json.dumps(record) + "\n")
         self.state.wait_for_everyone()
         return trained
 
@@ -198,6 +212,12 @@ def _check_size(data: ImageData, batch_size: int, name: str) -> None:
         raise ValueError(f"{error} (--set {name}.loop.batch_size=...)") from error
 
 
+def _names(classes: Sequence[str]) -> str:
+    """How many, and which."""
+    shown = ", ".join(classes[:12]) + (", ..." if len(classes) > 12 else "")
+    return f"{len(classes)} classes ({shown})"
+
+
 def _announce(recipe: Recipe, model: MaskedModel, splits: Splits, state: Any, console: Console) -> None:
     if recipe.description:
         console.print(recipe.description, highlight=False, soft_wrap=True)
@@ -206,16 +226,9 @@ def _announce(recipe: Recipe, model: MaskedModel, splits: Splits, state: Any, co
     weights = sum(p.numel() for p in model.net.parameters())
     console.print(
         f"data: {recipe.data.source}, {len(train):,} images to train on, {len(val):,} to validate, {len(test):,} to test, "
-        f"{len(train.class_names)} classes\n"
+        f"{_names(train.class_names)}\n"
         f"model: {recipe.model.name}, {weights / 1e6:.3g} million weights, {model.num_players} players, "
         f"{model.num_classes} outputs, on {where}",
         highlight=False,
         soft_wrap=True,
     )
-
-
-def _write(path: Path, write: Callable[[Path], Any]) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    write(temporary)
-    os.replace(temporary, path)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from vitshap.data import CachedPixels, PixelSource
+from vitshap.data import CachedPixels, PixelSource, require_labels
 from vitshap.models import MaskedModel
 from vitshap.models.masked import Output
 from vitshap.training.batches import chunks
@@ -34,6 +36,32 @@ def cohens_kappa(predicted: Tensor, labels: Tensor) -> float:
     if bool((predicted == predicted[0]).all() & (labels == predicted[0]).all()):
         return 0.0
     return float(cohen_kappa_score(labels.cpu().numpy(), predicted.cpu().numpy()))
+
+
+def require_classes(labels: Tensor, model: MaskedModel) -> None:
+    """Refuse labels that ``model`` cannot learn: none at all, or classes that it does not have."""
+    if labels.is_floating_point() and bool(labels.isnan().any()):
+        raise ValueError("a classifier learns from pairs (image, label), and some of these images have no label")
+    if model.output == "softmax" and labels.ndim == 1:
+        if labels.is_floating_point():
+            raise ValueError(f"labels of classes are whole numbers, got {labels.dtype}")
+        require_labels(labels, model.num_classes)
+    if model.output == "sigmoid" and not 0 <= float(labels.min()) <= float(labels.max()) <= 1:
+        raise ValueError(f"labels under a sigmoid are between 0 and 1, got {labels.min():g} to {labels.max():g}")
+
+
+def class_weights(
+    wanted: Literal["balanced"] | tuple[float, ...] | None, source: PixelSource, model: MaskedModel
+) -> Tensor | None:
+    """Weights of the classes on the model's device, as the configuration wants them."""
+    if wanted is None:
+        return None
+    if wanted == "balanced":
+        return balanced_weights(source, model).to(model.device)
+    classes = model.num_classes if model.num_classes > 1 else 2
+    if len(wanted) != classes:
+        raise ValueError(f"class_weights are {classes} numbers, one per class; got {len(wanted)}")
+    return torch.tensor(wanted, device=model.device)
 
 
 def balanced_weights(source: PixelSource, model: MaskedModel) -> Tensor:

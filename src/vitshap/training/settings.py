@@ -13,7 +13,6 @@ import math
 import re
 import types
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
@@ -65,11 +64,6 @@ def read_yaml(text: str, where: str) -> Any:
         raise SettingsError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
 
 
-def write_yaml(path: Path, plain: Mapping[str, Any]) -> None:
-    """Plain values as a file that ``read_yaml`` gives back."""
-    path.write_text(to_yaml(plain), encoding="utf-8")
-
-
 def to_yaml(plain: Mapping[str, Any]) -> str:
     """As text that ``read_yaml`` gives back. Letters beyond ASCII are escaped: YAML takes some of them for line breaks."""
     text: str = yaml.dump(dict(plain), Dumper=_Dumper, sort_keys=False, width=110)
@@ -93,7 +87,9 @@ def from_plain(default: T, plain: Any, path: str = "") -> T:
     except SettingsError:
         raise
     except ValueError as error:  # the dataclass itself knows more than types
-        raise SettingsError(f"{path}: {error}" if path else str(error)) from error
+        begins_with_key = str(error).partition(" ")[0] in known
+        joint = "." if begins_with_key else ": "
+        raise SettingsError(f"{path}{joint}{error}" if path else str(error)) from error
     return result
 
 

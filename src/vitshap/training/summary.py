@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from vitshap.coalitions import fixed_size
-from vitshap.data import ImageData, sample_coalitions
+from vitshap.data import PixelSource, sample_coalitions
 from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating
 from vitshap.training.batches import Images
@@ -22,19 +23,28 @@ COALITIONS = 4
 
 
 def summarise(
-    classifier: MaskedModel, surrogate: MaskedModel, test: ImageData, explainer_folder: Path, *, batch: int = 256
+    classifier: MaskedModel,
+    surrogate: MaskedModel,
+    test: PixelSource,
+    class_names: Sequence[str],
+    explainer_folder: Path,
+    *,
+    batch: int = 256,
 ) -> dict[str, Any]:
-    """Accuracy of the classifier, distance of the surrogate, loss of the explainer beside that of knowing nothing."""
+    """Accuracy of the classifier, distance of the surrogate, loss of the explainer beside that of knowing nothing.
+
+    ``class_names``: of the test images' labels.
+    """
     found: dict[str, Any] = {"test_images": len(test)}
-    if (measured := _accuracy(classifier, test, batch)) is not None:
-        found["classifier"] = measured
+    if _same_classes(classifier, class_names):
+        found["classifier"] = _accuracy(classifier, test, batch)
     found["surrogate"] = distances(classifier, surrogate, test, batch=batch)
     found["explainer"] = best_line(explainer_folder / LOG)
     return found
 
 
 def distances(
-    classifier: MaskedModel, surrogate: MaskedModel, test: ImageData, *, batch: int = 256
+    classifier: MaskedModel, surrogate: MaskedModel, test: PixelSource, *, batch: int = 256
 ) -> dict[str, float]:
     """Mean divergence of the surrogate with a half and a quarter of the patches from the classifier with all.
 
@@ -81,11 +91,13 @@ def in_words(summary: dict[str, Any]) -> list[str]:
     return said
 
 
-def _accuracy(classifier: MaskedModel, test: ImageData, batch: int) -> dict[str, float] | None:
-    """None where the net's classes are not the data's."""
-    matching = len(test.class_names) == max(classifier.num_classes, 2)
-    if not matching or classifier.output == "identity":
-        return None
+def _same_classes(classifier: MaskedModel, class_names: Sequence[str]) -> bool:
+    """Whether the net's classes are the data's; one logit is that of the second of two."""
+    own, given = list(classifier.class_names or ()), list(class_names)
+    return classifier.output != "identity" and own == (given[1:] if classifier.num_classes == 1 else given)
+
+
+def _accuracy(classifier: MaskedModel, test: PixelSource, batch: int) -> dict[str, float]:
     logits, labels = [], []
     with torch.no_grad(), evaluating(classifier):
         for pixels, drawn in Images(classifier, test, None, seed=0).in_order(batch):

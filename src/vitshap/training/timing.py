@@ -17,10 +17,11 @@ from accelerate import PartialState
 from torch import Tensor
 
 from vitshap.coalitions import fixed_size, shapley_kernel, uniform_size
-from vitshap.data import Augmentation, Batch, ImageData, Splits, sample_coalitions
+from vitshap.data import Augmentation, Batch, ImageData, Splits, open_pixels, sample_coalitions
+from vitshap.data.items import Unreadable
 from vitshap.data.pixels import free_bytes
 from vitshap.explainers import Explainer
-from vitshap.models import MaskedModel
+from vitshap.models import MaskedModel, Preprocess
 from vitshap.training.batches import Images
 from vitshap.training.configs import ExplainerTraining
 from vitshap.training.explainer import PaperStep, network_config
@@ -218,7 +219,11 @@ class _Clock:
         return time.perf_counter() - started
 
     def _some(self, data: ImageData, n: int, augmentation: Augmentation | None) -> Images:
-        return Images(self.model, data.subset(range(min(n, len(data)))), augmentation, seed=0)
+        how = self.model.preprocess if isinstance(self.model.preprocess, Preprocess) else None
+        some = data.subset(range(min(n, len(data))))
+        # Too few to judge by them how many images cannot be read
+        opened = open_pixels(some, how, device=self.model.device, unreadable=Unreadable(quiet=True))
+        return Images(self.model, opened, augmentation, seed=0)
 
     def _decode(self) -> float:
         """Seconds to read and resize an image."""

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from vitshap.coalitions import Coalitions
 from vitshap.data import CachedPixels, sample_coalitions
-from vitshap.data.pixels import free_bytes
 from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating
 from vitshap.training.batches import Images, chunks, evenly
 from vitshap.training.noise import Plan
+from vitshap.training.processes import count as processes
+from vitshap.training.processes import memory_limit
 
 ROWS = 1 << 15
 """Coalitions that are drawn and evaluated at once."""
@@ -108,15 +109,18 @@ class ValueStore:
         coalitions: int,
         memory: int | None = None,
     ) -> None:
-        """``coalitions`` evaluations of each of ``views`` views; ``memory``: bytes, by default half of what is free."""
+        """``coalitions`` evaluations of each of ``views`` views, one more where they come in pairs and that is odd.
+
+        ``memory``: bytes, by default half of what is free.
+        """
         self.evaluate, self.images = evaluate, images
         self.plan = plan.on(evaluate.model.device)
-        self.views, self.coalitions = views, coalitions
-        limit = free_bytes(evaluate.model.device) // 2 if memory is None else memory
+        self.views, self.coalitions = views, coalitions + (coalitions % 2 if plan.paired else 0)
+        limit = memory_limit(evaluate.model.device) if memory is None else memory
         self.streamed = not isinstance(images.source, CachedPixels) or self.bytes_per_view > limit
         self.keeps_all = not self.streamed and views * self.bytes_per_view <= limit
         rest = limit - self.bytes_per_view * (views if self.keeps_all else 1)
-        self._keeps_last = not self.streamed and self._last_bytes() <= rest and _processes() == 1
+        self._keeps_last = not self.streamed and self._last_bytes() <= rest and processes() == 1
         self._kept: dict[int, Worth] = {}
         self._last: Met | None = None  # the view whose values were computed last
 
@@ -134,8 +138,8 @@ class ValueStore:
         shape = "pairs" if self.plan.paired else "single coalitions"
         ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in self.plan.relative_noise.items())
         return (
-            f"{evaluations:,} evaluations: {self.views} views of {len(self.images):,} samples, {self.coalitions} coalitions "
-            f"each ({shape}; noise at equal cost relative to pairs from the Shapley kernel: {ratios}), {where}"
+            f"{evaluations:,} evaluations: {self.views} views of {len(self.images):,} samples, {self.coalitions} "
+            f"coalitions each ({shape}; noise at equal cost relative to pairs from the Shapley kernel: {ratios}), {where}"
         )
 
     def fill(self) -> None:
@@ -189,7 +193,7 @@ class ValueStore:
     def _computed(self, view: int) -> Worth:
         """All samples in order; processes take turns and then exchange what they have."""
         model = self.evaluate.model
-        n, world = len(self.images), _processes()
+        n, world = len(self.images), processes()
         rank = distributed.get_rank() if world > 1 else 0
         full = torch.zeros(n, model.num_classes, device=model.device)
         worth = torch.zeros(n, self.coalitions, model.num_classes, device=model.device)
@@ -222,11 +226,6 @@ class ValueStore:
         return len(self.images) * (pixels + self.coalitions * model.num_players)
 
 
-def _processes() -> int:
-    together = distributed.is_available() and distributed.is_initialized()
-    return distributed.get_world_size() if together else 1
-
-
 def pilot_values(evaluate: Evaluator, images: Images, coalitions: Coalitions, *, count: int) -> Worth:
     """Values of the same coalitions ``[S, d]`` for ``count`` training images."""
     found: list[Worth] = []
@@ -235,9 +234,9 @@ def pilot_values(evaluate: Evaluator, images: Images, coalitions: Coalitions, *,
     return Worth(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
-def null_values(evaluate: Evaluator, images: Images) -> Tensor:
-    """v(0), ``[1, K]``: with every patch withheld images cannot differ."""
-    for pixels, _ in images.views([torch.zeros(1, dtype=torch.long)], 0):
-        nobody = torch.zeros(1, 1, evaluate.model.num_players, dtype=torch.bool, device=pixels.device)
-        return evaluate(pixels, nobody).worth[:, 0]
-    raise ValueError("the first image cannot be read")
+def null_values(evaluate: Evaluator) -> Tensor:
+    """v(0), ``[1, K]``: with every patch withheld any image will do."""
+    model = evaluate.model
+    blank = torch.zeros(1, model.adapter.channels, *model.image_size, device=model.device)
+    nobody = torch.zeros(1, 1, model.num_players, dtype=torch.bool, device=model.device)
+    return evaluate(blank, nobody).worth[:, 0]
