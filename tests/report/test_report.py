@@ -144,11 +144,13 @@ def _write_and_raise(folder: Path, name: str, error: BaseException) -> None:
         raise error
 
 
-@pytest.mark.parametrize("end", [KeyboardInterrupt, RuntimeError])
-def test_what_was_done_is_kept_when_it_ends_early(tmp_path: Path, end: type[BaseException]) -> None:
+@pytest.mark.parametrize(
+    ("end", "said"), [(KeyboardInterrupt, "the run was interrupted"), (RuntimeError, "the run ended with an error")]
+)
+def test_what_was_done_is_kept_when_it_ends_early(tmp_path: Path, end: type[BaseException], said: str) -> None:
     with pytest.raises(end):
         _write_and_raise(tmp_path, "photo.png", end())
-    assert "the run was interrupted" in _checked(tmp_path / "report.html")
+    assert said in _checked(tmp_path / "report.html")
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 

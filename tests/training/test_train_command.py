@@ -185,7 +185,7 @@ def test_weights_of_a_timm_net_with_another_head(images: Path, tmp_path: Path) -
         (["folder"], [], "give a folder or an archive with --data PATH"),
         (["folder", "--data", "nowhere"], [], "there is no data set 'nowhere'"),
         (["folder", "--data", "IMAGES", "--model", "vit_tinny"], [], "timm has no model 'vit_tinny'"),
-        (["folder", "--data", "IMAGES", "--model", "./nowhere"], [], "cannot be loaded with transformers"),
+        (["folder", "--data", "IMAGES", "--model", "./nowhere"], [], "there is no folder ./nowhere"),
         (["folder", "--data", "IMAGES", "--model", "vit"], SMALL, "fewer than one batch of 64"),
         (["digits", "--device", "tpu"], [], "the device is auto, cpu or cuda"),
         (["folder", "--data", "IMAGES"], ["model.weights=nowhere.safetensors"], "cannot be read as safetensors"),

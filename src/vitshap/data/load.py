@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from os import PathLike
 from pathlib import Path
 
@@ -38,12 +39,12 @@ def load_data(
         raise ValueError(f"images are read with 1 or 3 channels, got {channels}")
     if str(source) == "digits":
         return load_digits(seed=seed)
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if not path.exists():
         raise ValueError(f"there is no data set {str(source)!r}: name a folder, an archive, or digits")
     if path.is_file() and not is_archive(path):
         raise ValueError(f"{path} is neither a folder of images nor an archive (.tar, .tgz, .zip)")
-    listing = list_images(unpacked(path, None if cache is None else Path(cache).expanduser()), layout)
+    listing = list_images(unpacked(path, None if cache is None else Path(os.path.expanduser(cache))), layout)
     parts = divide(listing, seed=seed)
     if seed == 0:
         check_published(listing, parts, strict=strict)

@@ -52,7 +52,7 @@ def save(
         quality: what was measured, as plain numbers and text by name.
         overwrite: replace a stored explainer that is there already.
     """
-    folders.check_free(Path(folder).expanduser().resolve(), overwrite=overwrite)  # before any work
+    folders.check_free(Path(os.path.expanduser(folder)).resolve(), overwrite=overwrite)  # before any work
     surrogate = explainer.surrogate
     left_out = _left_out(explainer)
     own = {name: tensor for name, tensor in explainer.state_dict().items() if name not in left_out}

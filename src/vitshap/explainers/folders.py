@@ -43,7 +43,7 @@ def find(name: str | os.PathLike[str]) -> Path:
     """The folder of a shipped explainer, a folder of this machine, or a copy of a repository of the Hugging Face hub."""
     if name in shipped():
         return _shipped_folder() / str(name)
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.is_dir():
         return path
     if path.exists():
@@ -106,7 +106,7 @@ def write(
     overwrite: bool = False,
 ) -> Path:
     """Write a whole folder (tensors by file name) or leave everything as it was."""
-    final = Path(folder).expanduser().resolve()
+    final = Path(os.path.expanduser(folder)).resolve()
     check_free(final, overwrite=overwrite)
     partial = final.parent / f".{final.name}.{os.getpid()}.partial"
     shutil.rmtree(partial, ignore_errors=True)

@@ -18,7 +18,7 @@ from PIL import Image
 from vitshap.explaining import spoken
 from vitshap.explaining.nets import load_model
 from vitshap.explaining.outputs import Heatmaps, JsonLines, ParquetRows
-from vitshap.explaining.photos import Found, find_photos
+from vitshap.explaining.photos import SUFFIXES, Found, find_photos
 from vitshap.explaining.sources import Source, open_bundle, open_model, watched
 from vitshap.explaining.stream import CannotExplain, explain_photos
 from vitshap.explaining.terminal import Terminal, progress_bar
@@ -141,6 +141,11 @@ def _photos(request: Request) -> Found:
     if request.out.exists() and not request.out.is_dir():
         raise ValueError(f"--out {request.out} is a file; it must be a folder")
     found = find_photos(request.photos, leave_out=request.out)
+    for option, target in (("--json", request.json), ("--parquet", request.parquet)):
+        if target is None or target == "-":
+            continue
+        if Path(target).suffix.lower() in SUFFIXES or Path(target).resolve() in {one.resolve() for one in found.photos}:
+            raise ValueError(f"{option} takes the name of a file to write, and {target} is that of a photo")
     if not found.photos:
         said = "; ".join(f"{one.name}: {one.reason}" for one in found.missing[:3])
         raise ValueError(said or "no photo is given")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import warnings
+from pathlib import Path
 
 import torch
 
@@ -21,7 +24,9 @@ def load_model(name: str, weights: str | None = None) -> tuple[MaskedModel, tupl
         raise ValueError(
             '"vit" names a family, not a trained net; give a name of timm, or a hub id or folder of transformers'
         )
-    nobody = ImageData(torch.zeros(2, 3, 1, 1), torch.tensor([0, 1]), ("a", "b"))  # the net keeps its own classes
+    channels = _channels(name)
+    # The net keeps its own classes
+    nobody = ImageData(torch.zeros(2, channels, 1, 1), torch.tensor([0, 1]), ("a", "b"), channels=channels)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
@@ -30,8 +35,27 @@ def load_model(name: str, weights: str | None = None) -> tuple[MaskedModel, tupl
         except ValueError as error:
             raise ValueError(_in_our_words(str(error))) from error
     model.class_names = model.adapter.class_names() or _imagenet_names(model)
-    said = dict.fromkeys(" ".join(str(one.message).split()) for one in caught)
-    return model, tuple(text for text in said if name in text)
+    return model, tuple(dict.fromkeys(_text(one) for one in caught if _concerns(one, name)))
+
+
+def _text(warning: warnings.WarningMessage) -> str:
+    return " ".join(str(warning.message).split())
+
+
+def _concerns(warning: warnings.WarningMessage, name: str) -> bool:
+    """Whether it is about this net: our own warnings are, of libraries' those that name it."""
+    own = Path(warning.filename).is_relative_to(Path(__file__).parents[1])
+    return own or name in _text(warning)
+
+
+def _channels(name: str) -> int:
+    """1 for transformers' nets of grey images, else 3."""
+    file = Path(os.path.expanduser(name)) / "config.json"
+    try:
+        said = json.loads(file.read_text()).get("num_channels")
+    except (OSError, ValueError, AttributeError):
+        return 3
+    return said if said in (1, 3) else 3
 
 
 def _in_our_words(message: str) -> str:

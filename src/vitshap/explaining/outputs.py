@@ -20,7 +20,8 @@ from vitshap.explanation import Explanation
 from vitshap.report import Explained, Failed, Patch, patches
 
 PREDICTIONS = 5
-_NAME_LENGTH = 60
+_NAME_BYTES = 90
+"""Of a file's own name and of a class's in the name of a heatmap: file systems count bytes, 255 in all."""
 
 
 def record(entry: Explained | Failed, *, k: int = 5) -> dict[str, Any]:
@@ -59,21 +60,28 @@ class JsonLines:
     """One line per image, readable while the others are still being explained; ``-`` is the standard output."""
 
     def __init__(self, target: str, *, k: int = 5) -> None:
+        """A file that is there already stays until there is a line to write."""
         self._k = k
-        self._file: TextIO = sys.stdout
-        if target != "-":
-            path = Path(target).expanduser()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("w", encoding="utf-8")
+        self._path = None if target == "-" else Path(os.path.expanduser(target))
+        self._file: TextIO | None = sys.stdout
+        if self._path is not None:
+            self._file, self._new = None, not self._path.exists()
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.open("a").close()  # where nothing can be written, that is known before anything is explained
 
     def add(self, entry: Explained | Failed) -> None:
         """Write a line."""
+        if self._file is None:
+            assert self._path is not None
+            self._file = self._path.open("w", encoding="utf-8")
         self._file.write(json.dumps(record(entry, k=self._k), allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
         """Done."""
-        if self._file is not sys.stdout:
+        if self._file is None and self._path is not None and self._new:
+            self._path.unlink(missing_ok=True)
+        elif self._file is not None and self._path is not None:
             self._file.close()
 
 
@@ -88,27 +96,29 @@ class ParquetRows:
             raise ValueError(
                 '--parquet needs pyarrow, which is not installed: pip install "vitshap[shards]"'
             ) from error
-        self._path = Path(target).expanduser()
+        self._path = Path(os.path.expanduser(target))
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = self._path.with_name(f".{self._path.name}.{uuid.uuid4().hex}.tmp")
+        self._temporary = self._path.with_name(f".{uuid.uuid4().hex}.tmp")
         self._schema = _schema(self._arrow)
         self._writer = self._parquet.ParquetWriter(self._temporary, self._schema)
         self._rows: list[dict[str, Any]] = []
-        self._waiting, self._images = 0, images
+        self._waiting, self._images, self._added = 0, images, False
 
     def add(self, entry: Explained | Failed) -> None:
         """Take in an image; every ``images`` of them are written."""
+        self._added = True
         self._rows += _rows(entry)
         self._waiting += 1
         if self._waiting == self._images:
             self._flush()
 
     def close(self) -> None:
-        """Write what is left and put the file in its place."""
+        """Write what is left and put the file in its place; without any image, what is there stays."""
         try:
             self._flush()
             self._writer.close()
-            os.replace(self._temporary, self._path)
+            if self._added:
+                os.replace(self._temporary, self._path)
         finally:
             self._temporary.unlink(missing_ok=True)
 
@@ -149,7 +159,8 @@ class Heatmaps:
 
 def _slug(text: str) -> str:
     """What is safe in a file name everywhere."""
-    return re.sub(r"[^\w.+=-]+", "_", text).strip("._")[:_NAME_LENGTH] or "_"
+    safe = re.sub(r"[^\w.+=-]+", "_", text).strip("._")
+    return safe.encode()[:_NAME_BYTES].decode(errors="ignore") or "_"
 
 
 def _patch(patch: Patch) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def read_photo(path: str | os.PathLike[str], /) -> Opened:
 
 
 def _found(name: str, leave_out: Path | None) -> list[Path] | Failed:
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.is_dir():
         _refuse_own_folder(path, leave_out)
         photos = sorted(_within(path, leave_out))
@@ -100,8 +100,9 @@ def _found(name: str, leave_out: Path | None) -> list[Path] | Failed:
         return [path]
     if any(letter in name for letter in "*?["):
         matched = sorted(Path(one) for one in glob.iglob(str(path), recursive=True))
-        files = [one for one in matched if one.is_file() and not _inside(one, leave_out)]
-        return files or Failed(name, "no file matches this pattern")
+        matched = [one for one in matched if not _inside(one, leave_out)]
+        inside = [sorted(_within(one, leave_out)) if one.is_dir() else [one] for one in matched]
+        return [file for files in inside for file in files] or Failed(name, "no file matches this pattern")
     return Failed(name, "there is no such file or folder")
 
 

@@ -6,7 +6,7 @@ import difflib
 import math
 from collections.abc import Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, get_args
 
 import torch
 from torch import Tensor
@@ -44,8 +44,15 @@ def check(e: Explanation) -> None:
     _check_claims(e)
 
 
+def is_one_class(target: object) -> TypeGuard[ClassLike]:
+    """Whether this is a number or a name, not several."""
+    return isinstance(target, Integral | str) or (isinstance(target, Tensor) and target.ndim == 0)
+
+
 def class_index(target: ClassLike, class_names: Sequence[str] | None, num_classes: int) -> int:
     """The index of a class given by index or name; a ``ValueError`` suggests the nearest names."""
+    if isinstance(target, Tensor) and target.ndim == 0 and not target.is_floating_point():
+        target = target.item()
     if isinstance(target, bool) or not isinstance(target, Integral | str):
         raise TypeError(f"a class is an int or a name, got {type(target).__name__}")
     if not isinstance(target, str):

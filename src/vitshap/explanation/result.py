@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import safetensors.torch
 import torch
@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitshap import plots
-from vitshap.explanation.checks import ClassLike, PredictionBy, Unit, check, class_index
+from vitshap.explanation.checks import ClassLike, PredictionBy, Unit, check, class_index, is_one_class
 from vitshap.explanation.shap_form import Pictures, to_shap
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Explanation:
         if len(self.grid) != 2:
             raise ValueError(f"only a grid of rows and columns can be drawn, this one is {list(self.grid)}")
         box = None if isinstance(picture, Tensor) or self.image_box is None else self.image_box[0].tolist()
-        if target is None or isinstance(target, int | str):
+        if target is None or is_one_class(target):
             return plots.heatmap(
                 self.heatmap(target)[0].numpy(),
                 picture,
@@ -170,10 +170,11 @@ class Explanation:
                 title=self._caption(target) if title is None else title,
                 overlay_alpha=overlay_alpha,
             )
+        several = cast("Sequence[ClassLike]", target)
         return plots.class_row(
-            [self.heatmap(one)[0].numpy() for one in target],
+            [self.heatmap(one)[0].numpy() for one in several],
             picture,
-            titles=[self._caption(one) for one in target],
+            titles=[self._caption(one) for one in several],
             box=box,
             unit=self.unit,
             title=self.method if title is None else title,

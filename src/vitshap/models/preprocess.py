@@ -25,6 +25,10 @@ _RESAMPLE = {
 }
 
 
+_MOST_PIXELS = 1 << 25
+"""Of an image that is resized whole before it is cut."""
+
+
 @dataclass(frozen=True)
 class Preprocess:
     """Resize so that the image covers ``resize``, cut ``size`` out of the centre, scale to 0..1, normalise."""
@@ -42,19 +46,30 @@ class Preprocess:
     def __post_init__(self) -> None:
         if self.interpolation not in _RESAMPLE:
             raise ValueError(f"interpolation is one of {sorted(_RESAMPLE)}, got {self.interpolation!r}")
+        if self.resize[0] < self.size[0] or self.resize[1] < self.size[1]:
+            raise ValueError(f"an image resized to {self.resize} is smaller than what is cut out of it, {self.size}")
         if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
             raise ValueError(f"mean and std have 1 or 3 channels, got {len(self.mean)} and {len(self.std)}")
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Pixels ``[C, H, W]``, float32."""
         image = eight_bit(image, channels=len(self.mean))
-        height, width = self._resized(image.height, image.width)
-        image = image.resize((width, height), _RESAMPLE[self.interpolation])
-        top, left = self._corner(height, width)
-        image = image.crop((left, top, left + self.size[1], top + self.size[0]))
+        image = self._view(image)
         pixels = torch.from_numpy(np.array(image, dtype=np.uint8)).view(*self.size, len(self.mean)).permute(2, 0, 1)
         mean, std = torch.tensor(self.mean).view(-1, 1, 1), torch.tensor(self.std).view(-1, 1, 1)
         return (pixels.float() / 255 - mean) / std
+
+    def _view(self, image: Image.Image) -> Image.Image:
+        """Resized and cut, as the net sees it."""
+        height, width = self._resized(image.height, image.width)
+        top, left = self._corner(height, width)
+        edges = (left, top, left + self.size[1], top + self.size[0])
+        if height * width <= _MOST_PIXELS:
+            return image.resize((width, height), _RESAMPLE[self.interpolation]).crop(edges)
+        # A line of pixels, resized to the net's height, would be gigabytes long: only what is seen of it is resized.
+        across, down = image.width / width, image.height / height
+        seen = (edges[0] * across, edges[1] * down, edges[2] * across, edges[3] * down)
+        return image.resize(self.size[::-1], _RESAMPLE[self.interpolation], box=seen)
 
     def box(self, image: Image.Image) -> tuple[float, float, float, float]:
         """Left, top, right and bottom of the net's view, in pixels of the (upright) image."""
@@ -107,6 +122,9 @@ class Preprocess:
         mean, std = (tuple(v) for v in (processor.image_mean, processor.image_std))
         if not getattr(processor, "do_normalize", True):
             mean, std = (0.0,) * len(mean), (1.0,) * len(std)
+        # It multiplies pixels of 0..255 by this before it normalises; here they are 0..1.
+        factor = 255 * (getattr(processor, "rescale_factor", 1 / 255) if getattr(processor, "do_rescale", True) else 1)
+        mean, std = (tuple(number / factor for number in v) for v in (mean, std))
         return cls(size, resize, mean, std, name, squash)
 
 

@@ -35,7 +35,7 @@ def save(figure: Figure, path: str | os.PathLike[str], *, dpi: float | None = No
     options: dict[str, Any] = {"dpi": dpi or (200 if kind in _VECTOR else "figure")}
     if kind in ("jpg", "jpeg", "webp"):
         options["pil_kwargs"] = _LOSSY
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")  # short, however long the name is
     try:
         figure.savefig(temporary, format=kind, **options)
         os.replace(temporary, path)

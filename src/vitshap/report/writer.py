@@ -88,9 +88,10 @@ class ReportWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Put the pages together; after a failing disk nothing more is tried."""
+        nothing_done = error is not None and not self.explained  # then an earlier report stays
         try:
-            if not isinstance(error, OSError):
-                self._finish(interrupted=error is not None)
+            if not isinstance(error, OSError) and not nothing_done:
+                self._finish(error)
         finally:
             self._cards.close()
 
@@ -101,9 +102,9 @@ class ReportWriter:
         self._page_start = self._cards.tell()
         self._contents.clear()
 
-    def _finish(self, *, interrupted: bool) -> None:
+    def _finish(self, error: BaseException | None) -> None:
         self._end_page()
-        count, counts = len(self._pages), self._counts(interrupted)
+        count, counts = len(self._pages), self._counts(error)
         for number, (start, end, contents_end) in reversed(
             list(enumerate(self._pages, 1))
         ):  # the first page links to all
@@ -113,11 +114,14 @@ class ReportWriter:
             _write(self.folder / page.file_name(number), head, self._stored(start, end), tail)
         self._remove_old(count)
 
-    def _counts(self, interrupted: bool) -> str:
+    def _counts(self, error: BaseException | None) -> str:
         one = self.explained == 1
         text = f"{self.explained:,} image{'' if one else 's'} explained"
         text += f", {self.failed:,} could not be" if self.failed else ""
-        return f"{text}; the run was interrupted, this is what was done by then" if interrupted else text
+        if error is None:
+            return text
+        ended = "was interrupted" if isinstance(error, KeyboardInterrupt) else "ended with an error"
+        return f"{text}; the run {ended}, this is what was done by then"
 
     def _stored(self, start: int, end: int) -> Iterator[bytes]:
         self._cards.seek(start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from vitshap.training.recipes import ModelSettings
 def read_state(path: str) -> dict[str, Tensor]:
     """The tensors of a safetensors file, in float32."""
     try:
-        return {name: tensor.float() for name, tensor in load_file(Path(path).expanduser()).items()}
+        return {name: tensor.float() for name, tensor in load_file(Path(os.path.expanduser(path))).items()}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"model.weights: {path} cannot be read as safetensors ({one_line(error)})") from error
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,7 +40,7 @@ def build_model(settings: ModelSettings, data: ImageData, *, keep_head: bool = F
     else:
         net, preprocess = _transformers(settings, data, names, keep_head)
     preprocess = _fitted(preprocess, settings, data.channels)
-    size = settings.image_size if _library(settings) == "transformers" else None
+    size = preprocess.size if preprocess is not None and _library(settings) == "transformers" else None
     model = wrap(net, preprocess=preprocess, output=settings.output, image_size=size)
     # A net that is not trained here has classes of its own, in its own order, whatever the folders are called.
     unnamed = model.class_names is None or not keep_head
@@ -66,7 +66,7 @@ def _library(settings: ModelSettings) -> str:
         return settings.library
     if settings.name.startswith(("hf_hub:", "hf-hub:")):  # timm's own way to the hub
         return "timm"
-    local = Path(settings.name).expanduser().is_dir()
+    local = Path(os.path.expanduser(settings.name)).is_dir()
     return "transformers" if settings.name == "vit" or "/" in settings.name or local else "timm"
 
 
@@ -141,6 +141,8 @@ def _transformers(
     from transformers import AutoConfig, AutoModelForImageClassification
 
     _refuse(settings, "a transformers net", "weights", "head_rows", "as_transformers")
+    if settings.name.startswith(("/", ".", "~")) and not Path(os.path.expanduser(settings.name)).is_dir():
+        raise ValueError(f"there is no folder {settings.name}")
     labels = {} if keep_head else _labels(names)
     try:
         config = AutoConfig.from_pretrained(settings.name, **labels)
@@ -152,10 +154,10 @@ def _transformers(
                 use_safetensors=True,
                 output_loading_info=True,
             )
-            _require_all_but_the_head(net, loaded["mismatched_keys"])
+            _require_weights(net, loaded, keep_head)
         else:
             net = AutoModelForImageClassification.from_config(config)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
         raise ValueError(
             f"the model {settings.name!r} cannot be loaded with transformers: {one_line(error)}"
         ) from error
@@ -164,19 +166,27 @@ def _transformers(
             f"{settings.name} takes {config.num_channels} channels: --set data.channels={config.num_channels}"
         )
     side = settings.image_size
-    size = (side, side) if side else _pair(config.image_size)
-    return net, _processor(settings.name, size)
+    return net, _processor(settings.name, (side, side) if side else None, _pair(config.image_size))
 
 
-def _require_all_but_the_head(net: nn.Module, mismatched: Iterable[Any]) -> None:
-    """A head for other classes is drawn anew; anything else of another shape means another net."""
-    for name, stored, own in mismatched:
-        if tuple(own) != (_outputs(net), *tuple(stored)[1:]):
+def _require_weights(net: nn.Module, loaded: dict[str, Any], keep_head: bool) -> None:
+    """A head for other classes is drawn anew if it is going to be trained; anything else of another shape is not."""
+    for name, stored, own in loaded["mismatched_keys"]:
+        if keep_head or tuple(own) != (_outputs(net), *tuple(stored)[1:]):
             raise ValueError(f"its weights do not fit its configuration: {name} is {list(stored)}, not {list(own)}")
+    missing = sorted(loaded["missing_keys"])
+    if keep_head and missing:
+        raise ValueError(
+            f"it has no weights for {missing[0]}: it was not trained to classify, and would answer at random"
+        )
 
 
-def _processor(name: str, size: tuple[int, int]) -> Preprocess:
-    """What the net's ``preprocessor_config.json`` says, read without the image classes, which need torchvision."""
+def _processor(name: str, wanted: tuple[int, int] | None, usual: tuple[int, int]) -> Preprocess:
+    """What the net's ``preprocessor_config.json`` says, read without the image classes, which need torchvision.
+
+    ``wanted``: size of images; None: what the file says, which for some nets is not the ``usual`` size of the net
+    (DINOv2 was trained at 518 pixels and is used at 224), or else that.
+    """
     from transformers.utils import cached_file
 
     try:
@@ -184,25 +194,43 @@ def _processor(name: str, size: tuple[int, int]) -> Preprocess:
         said = json.loads(Path(path).read_text())
     except (OSError, TypeError, ValueError):
         warnings.warn(f"{name} does not say how it wants its images: mean and deviation .5 are used", stacklevel=2)
+        size = wanted or usual
         return Preprocess(size, size, (0.5,) * 3, (0.5,) * 3)
-    height, width = size
-    resize = said.get("size", {})
-    if isinstance(resize, int):
-        resize = {"shortest_edge": resize}
-    if "shortest_edge" in resize and not said.get("do_center_crop"):
-        resize = {"height": height, "width": width}
+    crops = bool(said.get("do_center_crop"))
+    stated = _sides(said.get("crop_size" if crops else "size")) or usual
+    size = wanted or stated
+    resize = _resized(said.get("size"), size, stated) if crops else {"height": size[0], "width": size[1]}
     processor = SimpleNamespace(
-        size=resize or {"height": height, "width": width},
-        do_center_crop=bool(said.get("do_center_crop")),
-        crop_size={"height": height, "width": width},
+        size=resize,
+        do_center_crop=crops,
+        crop_size={"height": size[0], "width": size[1]},
         resample=said.get("resample", 2),
+        do_rescale=said.get("do_rescale", True),
+        rescale_factor=said.get("rescale_factor", 1 / 255),
         do_normalize=said.get("do_normalize", True),
         image_mean=_per_channel(said.get("image_mean", 0.5)),
         image_std=_per_channel(said.get("image_std", 0.5)),
     )
-    if not processor.do_center_crop:  # another size than the net was published with
-        processor.size = {"height": height, "width": width}
     return Preprocess.from_image_processor(processor, size)
+
+
+def _sides(given: Any) -> tuple[int, int] | None:
+    """Height and width, where an image processor states both."""
+    if isinstance(given, int):
+        return given, given
+    if isinstance(given, dict) and {"height", "width"} <= given.keys():
+        return int(given["height"]), int(given["width"])
+    return None
+
+
+def _resized(given: Any, size: tuple[int, int], stated: tuple[int, int]) -> dict[str, int]:
+    """What is cut from: as much larger than ``size`` as it is stated for ``stated``."""
+    if isinstance(given, int):
+        given = {"shortest_edge": given}
+    elif not isinstance(given, dict):
+        given = {"height": stated[0], "width": stated[1]}
+    along = {"shortest_edge": 0, "height": 0, "width": 1}
+    return {key: max(size[i], round(given[key] * size[i] / stated[i])) for key, i in along.items() if key in given}
 
 
 def _fitted(preprocess: Preprocess | None, settings: ModelSettings, channels: int) -> Preprocess | None:

@@ -6,6 +6,7 @@ Recipes that come with the package are files in ``vitshap/recipes``; anybody's o
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -144,7 +145,7 @@ def _text(name: str | Path) -> str:
     known = recipe_names()
     if str(name) in known:
         return (resources.files("vitshap") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.suffix in (".yaml", ".yml") or path.is_file():
         if not path.is_file():
             raise SettingsError(f"there is no recipe file {path}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -52,7 +53,7 @@ def run(
 
     ``resume`` continues what the folder holds; ``estimate`` times a few steps first and prints how long it will take.
     """
-    out, started = Path(out).expanduser(), time.perf_counter()
+    out, started = Path(os.path.expanduser(out)), time.perf_counter()
     check_folder(recipe, out, resume=resume)
     state = _processes(device)
     if not state.is_main_process or console is None:

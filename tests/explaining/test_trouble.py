@@ -1,0 +1,190 @@
+"""Mistakes that people make with ``vitshap explain``, and nets and files as they come: told in a line, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import Result
+from PIL import Image
+from transformers import Dinov2Config, Dinov2ForImageClassification, ViTConfig, ViTForImageClassification
+from typer.testing import CliRunner
+
+from tests.explaining import made
+from vitshap.cli import app
+from vitshap.explaining.nets import load_model
+from vitshap.explaining.outputs import ParquetRows
+from vitshap.explaining.sources import open_model
+from vitshap.models import Preprocess
+
+SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def _run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["explain", *map(str, arguments)])
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    made.photos(tmp_path / "photos", 3)
+    return tmp_path
+
+
+def _net(folder: Path, *, says: dict[str, Any] | None = None, **options: Any) -> Path:
+    """A transformers net as a folder."""
+    torch.manual_seed(0)
+    config = ViTConfig(**SIZE, **{"image_size": 32, "patch_size": 8, "num_labels": 5, **options})
+    ViTForImageClassification(config).save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(says or {"size": {"height": 32, "width": 32}}))
+    return folder
+
+
+@pytest.mark.parametrize("option", ["--json", "--parquet"])
+def test_a_photo_is_never_written_over(home: Path, bundle: Path, option: str) -> None:
+    before = (home / "photos/0.png").read_bytes()
+    result = _run(option, "photos/0.png", "photos/1.png", "--bundle", bundle)
+    assert result.exit_code == 2
+    assert f"{option} takes the name of a file to write" in result.stderr
+    (home / "odd").write_bytes(before)  # a photo without an extension
+    assert _run("odd", option, "odd", "--bundle", bundle).exit_code == 2
+    assert (home / "photos/0.png").read_bytes() == (home / "odd").read_bytes() == before
+
+
+def test_a_run_that_does_nothing_leaves_the_last_ones_results(home: Path, bundle: Path) -> None:
+    assert _run("photos", "--bundle", bundle, "--json", "all.jsonl", "--no-heatmaps").exit_code == 0
+    report, lines = home / "vitshap-output/report.html", home / "all.jsonl"
+    before = report.read_bytes(), lines.read_bytes()
+    failed = _run("photos", "--bundle", bundle, "--method", "kernelshap", "--budget", "4", "--json", "all.jsonl")
+    assert failed.exit_code == 2, failed.output
+    assert (report.read_bytes(), lines.read_bytes()) == before
+    assert _run("photos", "--bundle", bundle, "--method", "kernelshap", "--budget", "4", "--json", "b").exit_code == 2
+    assert not (home / "b").exists()
+
+
+def test_a_table_without_rows_replaces_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    table = tmp_path / "table.parquet"
+    table.write_bytes(b"of the last run")
+    ParquetRows(str(table)).close()
+    assert table.read_bytes() == b"of the last run"
+    assert [path.name for path in tmp_path.iterdir()] == ["table.parquet"]
+
+
+@pytest.mark.parametrize("size", [(60_000, 1), (1, 60_000), (20_000, 2)])
+def test_a_line_of_pixels_takes_no_gigabytes(size: tuple[int, int]) -> None:
+    preprocess = Preprocess((224, 224), (256, 256), (0.5,) * 3, (0.5,) * 3)
+    line = Image.fromarray(
+        np.linspace(0, 255, max(size), dtype=np.uint8)[None]
+        if size[1] < 10
+        else np.linspace(0, 255, max(size), dtype=np.uint8)[:, None]
+    ).resize(size)
+    tracemalloc.start()
+    pixels = preprocess(line)
+    assert pixels.shape == (3, 224, 224)
+    assert tracemalloc.get_traced_memory()[1] < 50e6
+    tracemalloc.stop()
+    left, top, right, bottom = preprocess.box(line)
+    middle = ((left + right) / 2 if size[0] > size[1] else (top + bottom) / 2) / max(size) * 2 - 1
+    assert float(pixels.mean()) == pytest.approx(middle, abs=0.02)
+
+
+def test_seen_in_part_or_cut_from_the_whole_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    preprocess = Preprocess((64, 64), (72, 72), (0.5,) * 3, (0.5,) * 3)
+    photo = made.picture(1, 300, 90)
+    whole = preprocess(photo)
+    monkeypatch.setattr("vitshap.models.preprocess._MOST_PIXELS", 0)
+    assert (preprocess(photo) - whole).abs().max() < 0.05
+
+
+def test_names_that_begin_with_a_tilde_and_long_ones(home: Path, bundle: Path) -> None:
+    made.picture(1).save(home / "~photo.png")
+    made.picture(2).save(home / f"{'写' * 70}.png")
+    result = _run("~photo.png", f"{'写' * 70}.png", "~nobody/x.png", "--bundle", bundle, "--top", "1")
+    assert result.exit_code == 1, result.output
+    assert result.stdout.count("predicted:") == 2
+    assert "~nobody/x.png: there is no such file" in result.stderr
+    assert len(list((home / "vitshap-output").glob("*.png"))) == 2
+
+
+def test_a_pattern_that_matches_folders_searches_them(home: Path, bundle: Path) -> None:
+    made.photos(home / "more", 2)
+    result = _run("*o*", "--bundle", bundle, "--no-heatmaps", "--out", "results")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("predicted:") == 5
+
+
+def test_a_net_without_a_trained_head_is_not_asked(home: Path) -> None:
+    net = _net(home / "net")
+    ViTForImageClassification.from_pretrained(net).vit.save_pretrained(home / "trunk")
+    (home / "trunk" / "config.json").write_text((net / "config.json").read_text())
+    result = _run("photos", "--model", "./trunk")
+    assert result.exit_code == 2
+    assert "it has no weights for classifier.bias" in result.stderr
+    config = json.loads((net / "config.json").read_text())
+    (net / "config.json").write_text(json.dumps({**config, "intermediate_size": 24}))
+    result = _run("photos", "--model", net)
+    assert result.exit_code == 2
+    assert "do not fit its configuration" in result.stderr
+
+
+def test_dinov2_is_asked_at_the_size_that_it_is_used_at(home: Path) -> None:
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    Dinov2ForImageClassification(Dinov2Config(image_size=112, patch_size=14, num_labels=5, **size)).save_pretrained(
+        home / "dino"
+    )
+    says = {"size": {"shortest_edge": 64}, "crop_size": {"height": 56, "width": 56}, "do_center_crop": True}
+    (home / "dino" / "preprocessor_config.json").write_text(json.dumps(says))
+    model, _ = load_model(str(home / "dino"))
+    assert model.num_players == 16
+    assert (model.preprocess.size, model.preprocess.resize) == ((56, 56), (64, 64))
+    result = _run("photos/0.png", "--model", home / "dino", "--budget", "200", "--no-heatmaps")
+    assert result.exit_code == 0, result.output
+
+
+def test_pixels_are_scaled_as_the_file_says(home: Path) -> None:
+    unscaled = {"do_rescale": False, "image_mean": [127.5] * 3, "image_std": [127.5] * 3}
+    model, _ = load_model(str(_net(home / "net", says={"size": {"height": 32, "width": 32}, **unscaled})))
+    assert model.preprocess.mean == pytest.approx((0.5,) * 3)
+    assert model.preprocess.std == pytest.approx((0.5,) * 3)
+
+
+def test_a_net_of_grey_images(home: Path) -> None:
+    net = _net(home / "grey", num_channels=1)
+    result = _run("photos/0.png", "--model", net, "--budget", "200", "--no-heatmaps")
+    assert result.exit_code == 0, result.output
+
+
+def test_many_players_are_warned_of(home: Path) -> None:
+    net = _net(home / "net", image_size=84, patch_size=4, says={"size": {"height": 84, "width": 84}})
+    _, said = load_model(str(net))
+    assert any("441 players" in text for text in said)
+
+
+def test_a_folder_that_is_not_there(home: Path) -> None:
+    result = _run("photos", "--model", home / "nowhere")
+    assert result.exit_code == 2
+    assert f"there is no folder {home / 'nowhere'}" in result.stderr.replace("\n", "")
+
+
+def test_the_estimate_counts_the_methods_own_work(home: Path) -> None:
+    """Which is most of it where the net is small."""
+    source = open_model(str(_net(home / "net")), method_name="kernelshap", budget=200)
+    blank, no_time = torch.zeros(1, 3, 32, 32), 1e-12
+    assert source._rehearsed(blank, no_time) > no_time
+    assert source._rehearsed(blank, 60.0) == 60.0, "a slow net is not asked again"
+    too_few = open_model(str(home / "net"), method_name="kernelshap", budget=4)
+    assert too_few._rehearsed(blank, no_time) == no_time
+
+
+def test_class_numbers_of_other_libraries(home: Path) -> None:
+    explanation = made.explainer()(torch.rand(1, 3, 32, 32))
+    for one in (1, np.int64(1), torch.tensor(1)):
+        explanation.plot(torch.rand(3, 32, 32), target=one)
+        assert torch.equal(explanation.heatmap(one), explanation.heatmap(1))
