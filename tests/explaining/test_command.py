@@ -275,14 +275,12 @@ def test_parquet(home: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert result.exit_code == 1, result.output
     rows = parquet.read_table(home / "out" / "a.parquet").to_pylist()
     assert len(rows) == 3 * 2 + 1
-    assert rows[0]["values"] == pytest.approx(
-        made.explainer()(home / "photos" / "0.png").values[0, :, rows[0]["class"]]
-    )
+    alone = made.explainer()(home / "photos" / "0.png").values[0, :, rows[0]["class"]]
+    assert rows[0]["values"] == pytest.approx(alone.tolist(), abs=1e-6)
     assert "not an image" in rows[-1]["error"]
-    writer = outputs.ParquetRows(str(home / "b.parquet"), images=1)
-    for number in range(3):
-        writer.add(outputs.Failed(f"{number}", "why"))
-    writer.close()
+    with outputs.ParquetRows(str(home / "b.parquet"), images=1) as writer:
+        for number in range(3):
+            writer.add(outputs.Failed(f"{number}", "why"))
     assert parquet.ParquetFile(home / "b.parquet").num_row_groups == 3
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from vitshap.explaining.nets import load_model
 from vitshap.explaining.outputs import ParquetRows
 from vitshap.explaining.sources import open_model
 from vitshap.models import Preprocess
+from vitshap.report import Failed
 
 SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
@@ -46,13 +48,15 @@ def _net(folder: Path, *, says: dict[str, Any] | None = None, **options: Any) ->
 
 
 @pytest.mark.parametrize("option", ["--json", "--parquet"])
-def test_a_photo_is_never_written_over(home: Path, bundle: Path, option: str) -> None:
+def test_a_photo_is_never_written_over(home: Path, bundle: Path, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (home / "photos/0.png").read_bytes()
     result = _run(option, "photos/0.png", "photos/1.png", "--bundle", bundle)
     assert result.exit_code == 2
     assert f"{option} takes the name of a file to write" in result.stderr
     (home / "odd").write_bytes(before)  # a photo without an extension
-    assert _run("odd", option, "odd", "--bundle", bundle).exit_code == 2
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("odd", "~/odd"):
+        assert _run("odd", option, name, "--bundle", bundle).exit_code == 2
     assert (home / "photos/0.png").read_bytes() == (home / "odd").read_bytes() == before
 
 
@@ -60,18 +64,21 @@ def test_a_run_that_does_nothing_leaves_the_last_ones_results(home: Path, bundle
     assert _run("photos", "--bundle", bundle, "--json", "all.jsonl", "--no-heatmaps").exit_code == 0
     report, lines = home / "vitshap-output/report.html", home / "all.jsonl"
     before = report.read_bytes(), lines.read_bytes()
-    failed = _run("photos", "--bundle", bundle, "--method", "kernelshap", "--budget", "4", "--json", "all.jsonl")
+    too_few = ["--bundle", bundle, "--method", "kernelshap", "--budget", "4"]
+    failed = _run("gone.png", "photos", *too_few, "--json", "all.jsonl")
     assert failed.exit_code == 2, failed.output
     assert (report.read_bytes(), lines.read_bytes()) == before
-    assert _run("photos", "--bundle", bundle, "--method", "kernelshap", "--budget", "4", "--json", "b").exit_code == 2
+    assert _run("photos", *too_few, "--json", "b").exit_code == 2
     assert not (home / "b").exists()
 
 
-def test_a_table_without_rows_replaces_nothing(tmp_path: Path) -> None:
+def test_a_table_without_an_explained_image_replaces_nothing(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     table = tmp_path / "table.parquet"
     table.write_bytes(b"of the last run")
-    ParquetRows(str(table)).close()
+    with suppress(RuntimeError), ParquetRows(str(table)) as rows:
+        rows.add(Failed("x.png", "gone"))
+        raise RuntimeError
     assert table.read_bytes() == b"of the last run"
     assert [path.name for path in tmp_path.iterdir()] == ["table.parquet"]
 

@@ -4,8 +4,8 @@ import torch
 
 from vitshap import wrap
 from vitshap.compat import make_torchvision_importable
-from vitshap.training import fit_surrogate
-from vitshap.training.configs import SurrogateTraining
+from vitshap.training import fit_explainer, fit_surrogate
+from vitshap.training.configs import ExplainerTraining, SurrogateTraining, ValuesConfig
 from vitshap.training.loop import LoopConfig
 
 if __name__ == "__main__":
@@ -21,5 +21,9 @@ if __name__ == "__main__":
     )
     images = [(torch.rand(3, 16, 16), 0) for _ in range(12)]
     config = SurrogateTraining(LoopConfig(epochs=2, batch_size=4), augmentation=None)
+    # First, so that nothing else has made the processes known to each other
+    values = ExplainerTraining("values", config.loop, None, values=ValuesConfig(views=2, coalitions=4))
+    explainer = fit_explainer(wrap(net), images, images, None, values)
+    assert all(bool(torch.isfinite(weight).all()) for weight in explainer.parameters())
     surrogate = fit_surrogate(wrap(net), images, images, None, config)
     print("weights", surrogate.fingerprint(), flush=True)

@@ -36,8 +36,8 @@ class CachedPixels:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def batches(self, order: Iterable[Tensor]) -> Iterator[Batch]:
-        """A batch for each tensor of positions (int64 ``[B]``, 0 to ``len(self) - 1``)."""
+    def batches(self, order: Iterable[Tensor], *, fill: bool = False) -> Iterator[Batch]:
+        """A batch for each tensor of positions (int64 ``[B]``, 0 to ``len(self) - 1``); none is ever empty."""
         for positions in order:
             chosen = positions.to(self.pixels.device, non_blocking=True)  # a GPU is not waited for
             yield Batch(self.pixels[chosen], self.labels[chosen], self.kept[chosen])
@@ -62,24 +62,28 @@ class StreamedPixels:
     def __len__(self) -> int:
         return len(self.data)
 
-    def batches(self, order: Iterable[Tensor]) -> Iterator[Batch]:
-        """A batch for each tensor of positions; images that cannot be read are missing from theirs."""
+    def batches(self, order: Iterable[Tensor], *, fill: bool = False) -> Iterator[Batch]:
+        """A batch for each tensor of positions; images that cannot be read are missing from theirs.
+
+        Where none of a batch can be read there is no batch, or with ``fill`` one of the next image that can.
+        """
         with ThreadPoolExecutor(self.workers) as pool:
             waiting: deque[list[Future[Decoded]]] = deque()
             for positions in order:
                 waiting.append([pool.submit(decoded, self.data, i, self.preprocess) for i in positions.tolist()])
                 if len(waiting) > _AHEAD:
-                    yield self._gathered(waiting.popleft())
+                    yield from self._gathered(waiting.popleft(), fill)
             while waiting:
-                yield self._gathered(waiting.popleft())
+                yield from self._gathered(waiting.popleft(), fill)
         self.unreadable.warn()
 
-    def _gathered(self, futures: list[Future[Decoded]]) -> Batch:
+    def _gathered(self, futures: list[Future[Decoded]], fill: bool) -> Iterator[Batch]:
         items = [future.result() for future in futures]
         read = readable(items, self.unreadable)
-        if not read:  # a batch has to be something: the next image that can be read
+        if not read and fill:
             read = [next(self._readable_from(items[0][2]))]
-        return stacked(read, self.device)
+        if read:
+            yield stacked(read, self.device)
 
     def _readable_from(self, index: int) -> Iterator[tuple[Tensor, Any, int]]:
         n = len(self.data)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from contextlib import ExitStack
@@ -93,7 +94,8 @@ def _run(request: Request, terminal: Terminal) -> int:
                 bar.advance(tally.explained + tally.failed - len(found.missing))
     except KeyboardInterrupt:
         done = f"{tally.explained:,} of {len(found.photos):,} images were explained"
-        terminal.complain(f"interrupted: {done}; they are in {request.out / 'report.html'}")
+        where = f"; they are in {request.out / 'report.html'}" if tally.explained else ""
+        terminal.complain(f"interrupted: {done}{where}")
         return 130
     except CannotExplain as error:
         raise ValueError(f"{source.name}, method {source.method_name}: {error}") from error
@@ -144,7 +146,8 @@ def _photos(request: Request) -> Found:
     for option, target in (("--json", request.json), ("--parquet", request.parquet)):
         if target is None or target == "-":
             continue
-        if Path(target).suffix.lower() in SUFFIXES or Path(target).resolve() in {one.resolve() for one in found.photos}:
+        place = Path(os.path.expanduser(target))
+        if place.suffix.lower() in SUFFIXES or place.resolve() in {one.resolve() for one in found.photos}:
             raise ValueError(f"{option} takes the name of a file to write, and {target} is that of a photo")
     if not found.photos:
         said = "; ".join(f"{one.name}: {one.reason}" for one in found.missing[:3])
@@ -193,13 +196,9 @@ def _sinks(request: Request, found: Found, source: Source, stack: ExitStack, bat
     if source.budget is not None:
         settings["evaluations per image"] = f"{source.budget:,}"
     if request.parquet is not None:
-        rows = ParquetRows(request.parquet)
-        stack.callback(rows.close)
-        sinks.append(rows)
+        sinks.append(stack.enter_context(ParquetRows(request.parquet)))
     if request.json is not None:
-        lines = JsonLines(request.json, k=request.patches)
-        stack.callback(lines.close)
-        sinks.append(lines)
+        sinks.append(stack.enter_context(JsonLines(request.json, k=request.patches)))
     if _drawn(request, len(found.photos)):
         sinks.append(Heatmaps(request.out, found.photos))
     report = ReportWriter(request.out, source.summary(settings), patches=request.patches)

@@ -57,13 +57,16 @@ def record(entry: Explained | Failed, *, k: int = 5) -> dict[str, Any]:
 
 
 class JsonLines:
-    """One line per image, readable while the others are still being explained; ``-`` is the standard output."""
+    """One line per image, readable while the others are still being explained; ``-`` is the standard output.
+
+    A file that is there already stays until an image is explained; use it in a ``with`` statement.
+    """
 
     def __init__(self, target: str, *, k: int = 5) -> None:
-        """A file that is there already stays until there is a line to write."""
         self._k = k
         self._path = None if target == "-" else Path(os.path.expanduser(target))
         self._file: TextIO | None = sys.stdout
+        self._waiting: list[Failed] = []
         if self._path is not None:
             self._file, self._new = None, not self._path.exists()
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,22 +74,41 @@ class JsonLines:
 
     def add(self, entry: Explained | Failed) -> None:
         """Write a line."""
+        if self._file is None and isinstance(entry, Failed):
+            self._waiting.append(entry)
+            return
+        file = self._opened()
+        file.write(json.dumps(record(entry, k=self._k), allow_nan=False) + "\n")
+        file.flush()
+
+    def __enter__(self) -> JsonLines:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """Done; if an error came before the first image was explained, nothing has changed."""
+        if self._path is None:
+            return
+        if self._file is None and kind is None:
+            self._opened()
+        if self._file is not None:
+            self._file.close()
+        elif self._new:
+            self._path.unlink(missing_ok=True)
+
+    def _opened(self) -> TextIO:
         if self._file is None:
             assert self._path is not None
             self._file = self._path.open("w", encoding="utf-8")
-        self._file.write(json.dumps(record(entry, k=self._k), allow_nan=False) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Done."""
-        if self._file is None and self._path is not None and self._new:
-            self._path.unlink(missing_ok=True)
-        elif self._file is not None and self._path is not None:
-            self._file.close()
+            for entry in self._waiting:
+                self._file.write(json.dumps(record(entry)) + "\n")
+        return self._file
 
 
 class ParquetRows:
-    """A row per image and explained class, a row group per ``images`` images; the file appears when it is complete."""
+    """A row per image and explained class, a row group per ``images`` images; the file appears when it is complete.
+
+    A file that is there already stays if an error comes before an image is explained; use it in a ``with`` statement.
+    """
 
     def __init__(self, target: str, *, images: int = 64) -> None:
         try:
@@ -102,22 +124,25 @@ class ParquetRows:
         self._schema = _schema(self._arrow)
         self._writer = self._parquet.ParquetWriter(self._temporary, self._schema)
         self._rows: list[dict[str, Any]] = []
-        self._waiting, self._images, self._added = 0, images, False
+        self._waiting, self._images, self._explained = 0, images, False
 
     def add(self, entry: Explained | Failed) -> None:
         """Take in an image; every ``images`` of them are written."""
-        self._added = True
+        self._explained |= isinstance(entry, Explained)
         self._rows += _rows(entry)
         self._waiting += 1
         if self._waiting == self._images:
             self._flush()
 
-    def close(self) -> None:
-        """Write what is left and put the file in its place; without any image, what is there stays."""
+    def __enter__(self) -> ParquetRows:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """Write what is left and put the file in its place."""
         try:
             self._flush()
             self._writer.close()
-            if self._added:
+            if self._explained or kind is None:
                 os.replace(self._temporary, self._path)
         finally:
             self._temporary.unlink(missing_ok=True)

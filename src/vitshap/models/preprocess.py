@@ -46,8 +46,6 @@ class Preprocess:
     def __post_init__(self) -> None:
         if self.interpolation not in _RESAMPLE:
             raise ValueError(f"interpolation is one of {sorted(_RESAMPLE)}, got {self.interpolation!r}")
-        if self.resize[0] < self.size[0] or self.resize[1] < self.size[1]:
-            raise ValueError(f"an image resized to {self.resize} is smaller than what is cut out of it, {self.size}")
         if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
             raise ValueError(f"mean and std have 1 or 3 channels, got {len(self.mean)} and {len(self.std)}")
 
@@ -118,6 +116,8 @@ class Preprocess:
         crop = dict(processor.crop_size) if crops else {"height": resize[0], "width": resize[1]}
         if (crop["height"], crop["width"]) != size:
             raise ValueError(f"the image processor makes images of {crop}, the net takes {size[0]} x {size[1]}")
+        if resize[0] < size[0] or resize[1] < size[1]:
+            raise ValueError(f"the image processor cuts {size} out of images of {resize}, which are smaller")
         name = Image.Resampling(int(processor.resample)).name.lower()
         mean, std = (tuple(v) for v in (processor.image_mean, processor.image_std))
         if not getattr(processor, "do_normalize", True):

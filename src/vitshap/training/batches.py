@@ -12,7 +12,7 @@ from torch import Tensor
 from vitshap.data import Augmentation, Batch, CachedPixels, PixelSource, normalised, open_pixels
 from vitshap.data.items import require_unit_range
 from vitshap.models import MaskedModel, Preprocess
-from vitshap.training.processes import memory_limit
+from vitshap.training import processes
 
 
 class Images:
@@ -28,13 +28,14 @@ class Images:
         milder_from: int | None = None,
     ) -> None:
         """``augmentation`` None: every view is the image itself. From view ``milder_from`` on images are varied less."""
+        processes.join(model.device)
         how = model.preprocess if isinstance(model.preprocess, Preprocess) else None
         channels = model.adapter.channels
         self.mean = how.mean if how else (0.0,) * channels
         self.std = how.std if how else (1.0,) * channels
         self.augmentation, self.seed, self.milder_from = augmentation, seed, milder_from
         # Processes agree on what is kept; what is open already may be of one of them alone.
-        limit = None if isinstance(data, PixelSource) else memory_limit(model.device)
+        limit = None if isinstance(data, PixelSource) else processes.memory_limit(model.device)
         self.source: PixelSource = open_pixels(data, how, device=model.device, memory_limit=limit)
         if augmentation is not None and isinstance(self.source, CachedPixels):
             require_unit_range(self.source.pixels)
@@ -46,12 +47,13 @@ class Images:
         """For every tensor of positions: pixels of that view as the net takes them, and the batch they come from."""
         how = self._augmentation(view)
         if how is None or not how.paste:
-            for batch in self.source.batches(order):
+            for batch in self.source.batches(order, fill=True):
                 yield self._varied(batch, view), batch
             return
         own, of_others = itertools.tee(order)
-        others = self.source.batches(self._partners(self.indices(positions), view) for positions in of_others)
-        for batch, other in zip(self.source.batches(own), others, strict=True):
+        partners = (self._partners(self.indices(positions), view) for positions in of_others)
+        others = self.source.batches(partners, fill=True)
+        for batch, other in zip(self.source.batches(own, fill=True), others, strict=True):
             yield self._varied(batch, view, self._partners_of(batch, other, view)), batch
 
     def in_order(self, size: int) -> Iterator[tuple[Tensor, Batch]]:

@@ -90,11 +90,12 @@ def fit_surrogate(
             yield pixels, _drawn(law, batch.indices, config.loop.seed, epoch, config.coalitions)
 
     def validate() -> dict[str, float]:
-        total = 0.0
+        total, count = 0.0, 0
         for pixels, batch in unseen.in_order(config.validation_batch):
             fixed = _drawn(law, batch.indices, config.loop.seed, 0, config.validation_coalitions, VALIDATION)
             total += float(step(pixels, fixed)) * len(pixels)
-        return {"loss": total / len(unseen)}
+            count += len(pixels)
+        return {"loss": total / count}
 
     with kept_or_temporary(folder) as place:
         task = Task(step, surrogate, batches, len(images), validate)
@@ -139,6 +140,8 @@ def _fit_classifier(
         for pixels, batch in unseen.in_order(config.validation_batch):
             logits.append(model.logits(pixels).float())
             labels.append(batch.labels)
+        if not isinstance(unseen.source, CachedPixels):
+            require_classes(torch.cat(labels), model)
         return scores(torch.cat(logits), torch.cat(labels), model.output, weights)
 
     select = "loss" if model.output == "identity" else config.select

@@ -95,7 +95,7 @@ class HeldOut:
     def _stored(self, path: Path, evaluate: Evaluator) -> dict[str, Tensor]:
         """From the file if it is of the same surrogate, images and coalitions; else computed and written."""
         made_of = self._made_of(evaluate)
-        stored = files.read_tensors_of(path, made_of)
+        stored = files.read_tensors_of(path, made_of) if made_of else None
         if stored is not None:
             return {name: tensor.to(evaluate.model.device) for name, tensor in stored.items()}
         found = self._evaluated(evaluate)
@@ -103,15 +103,18 @@ class HeldOut:
         return found
 
     def _made_of(self, evaluate: Evaluator) -> str:
-        """A hash of all that the values depend on."""
+        """A hash of all that the values depend on; none where images are not kept: they may be others by now."""
+        model, images = evaluate.model, self.images
+        if not isinstance(images.source, CachedPixels):
+            return ""
         drawn = [
             (d.count, d.paired, d.law.size_probabilities.tolist()) for d in (self.pairs, self.planned) if d is not None
         ]
-        source, images = self.images.source, [float(len(self.images))]
-        if isinstance(source, CachedPixels):
-            images += [*source.kept.tolist(), float(source.pixels.sum(dtype=torch.float64))]
-        parts = [evaluate.model.fingerprint(), self.images.seed, drawn, images]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        parts = [model.fingerprint(), model.output, images.mean, images.std, images.seed, drawn]
+        digest = hashlib.sha256(json.dumps([*parts, images.source.kept.tolist()]).encode())
+        for some in images.source.pixels.split(256):  # type: ignore[no-untyped-call]
+            digest.update(some.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     def _evaluated(self, evaluate: Evaluator) -> dict[str, Tensor]:
         parts: dict[str, list[Tensor]] = {"full": [], "worth": []}

@@ -209,6 +209,8 @@ class _Run:
             metrics = self.task.validate()
         self.task.trained.train()
         value = metrics[self.task.select]
+        if not math.isfinite(value):
+            raise TrainingDiverged(f"the {self.task.select} of the validation images is {value} after epoch {epoch}")
         sign = 1 if self.task.higher_is_better else -1
         better = self.state.best is None or sign * value > sign * self.state.best
         if better:

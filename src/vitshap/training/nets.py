@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -144,11 +145,12 @@ def _transformers(
     if settings.name.startswith(("/", ".", "~")) and not Path(os.path.expanduser(settings.name)).is_dir():
         raise ValueError(f"there is no folder {settings.name}")
     labels = {} if keep_head else _labels(names)
+    place = os.path.expanduser(settings.name)
     try:
-        config = AutoConfig.from_pretrained(settings.name, **labels)
+        config = AutoConfig.from_pretrained(place, **labels)
         if settings.pretrained:
             net, loaded = AutoModelForImageClassification.from_pretrained(
-                settings.name,
+                place,
                 config=config,
                 ignore_mismatched_sizes=True,
                 use_safetensors=True,
@@ -157,6 +159,8 @@ def _transformers(
             _require_weights(net, loaded, keep_head)
         else:
             net = AutoModelForImageClassification.from_config(config)
+        side = settings.image_size
+        preprocess = _processor(settings.name, (side, side) if side else None, _pair(config.image_size))
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
         raise ValueError(
             f"the model {settings.name!r} cannot be loaded with transformers: {one_line(error)}"
@@ -165,8 +169,7 @@ def _transformers(
         raise ValueError(
             f"{settings.name} takes {config.num_channels} channels: --set data.channels={config.num_channels}"
         )
-    side = settings.image_size
-    return net, _processor(settings.name, (side, side) if side else None, _pair(config.image_size))
+    return net, preprocess
 
 
 def _require_weights(net: nn.Module, loaded: dict[str, Any], keep_head: bool) -> None:
@@ -179,6 +182,8 @@ def _require_weights(net: nn.Module, loaded: dict[str, Any], keep_head: bool) ->
         raise ValueError(
             f"it has no weights for {missing[0]}: it was not trained to classify, and would answer at random"
         )
+    if blocks := [name for name in missing if re.search(r"\.(layers?|blocks?)\.\d+\.", name)]:
+        raise ValueError(f"its file has no weights for {len(blocks)} tensors of its blocks, {blocks[0]} first")
 
 
 def _processor(name: str, wanted: tuple[int, int] | None, usual: tuple[int, int]) -> Preprocess:
@@ -190,15 +195,18 @@ def _processor(name: str, wanted: tuple[int, int] | None, usual: tuple[int, int]
     from transformers.utils import cached_file
 
     try:
-        path = cached_file(name, "preprocessor_config.json")
-        said = json.loads(Path(path).read_text())
-    except (OSError, TypeError, ValueError):
+        path = cached_file(os.path.expanduser(name), "preprocessor_config.json")
+        said = {key: value for key, value in json.loads(Path(path).read_text()).items() if value is not None}
+    except (OSError, TypeError, ValueError, AttributeError):
         warnings.warn(f"{name} does not say how it wants its images: mean and deviation .5 are used", stacklevel=2)
         size = wanted or usual
         return Preprocess(size, size, (0.5,) * 3, (0.5,) * 3)
     crops = bool(said.get("do_center_crop"))
     stated = _sides(said.get("crop_size" if crops else "size")) or usual
     size = wanted or stated
+    if size != usual and not wanted:
+        sizes = f"{usual[0]} x {usual[1]} pixels, and its preprocessor_config.json makes {size[0]} x {size[1]}"
+        warnings.warn(f"{name} was made for images of {sizes}: these are used", stacklevel=2)
     resize = _resized(said.get("size"), size, stated) if crops else {"height": size[0], "width": size[1]}
     processor = SimpleNamespace(
         size=resize,

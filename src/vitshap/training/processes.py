@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.distributed as distributed
+from accelerate import PartialState
 
 from vitshap.data.pixels import free_bytes
+
+
+def join(device: torch.device) -> None:
+    """Meet the others, if a launcher started several; they are alone before that."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        PartialState(cpu=device.type == "cpu")
 
 
 def count() -> int:

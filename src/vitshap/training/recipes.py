@@ -58,7 +58,7 @@ class ModelSettings:
     seed: int = 0
     """Of weights that are drawn: those of a fresh head, or of a net that is not pre-trained."""
     image_size: int | None = None
-    """Side of the images in pixels; null: what the net says, 224 for "vit"."""
+    """Side of the images in pixels; null: what the net, or the image processor stored with it, says; 224 for "vit"."""
     size: Size = "tiny"
     """Width, layers and heads of "vit", unless they are given."""
     patch_size: int = 16

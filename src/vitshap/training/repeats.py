@@ -46,6 +46,8 @@ def unsure(images: Images, model: MaskedModel) -> Tensor:
 def _rows_of(source: PixelSource, rows: Tensor) -> PixelSource:
     if isinstance(source, StreamedPixels):
         some = Subset(cast(Dataset[Any], source.data), rows.tolist())
-        return StreamedPixels(some, source.preprocess, device=source.device, workers=source.workers)
+        return StreamedPixels(
+            some, source.preprocess, device=source.device, workers=source.workers, unreadable=source.unreadable
+        )
     at = rows.to(source.pixels.device)
     return CachedPixels(source.pixels[at], source.labels[at], torch.arange(len(at), device=at.device))

@@ -102,7 +102,7 @@ def check_folder(recipe: Recipe, out: Path, *, resume: bool) -> None:
         raise ValueError(f"{out} holds no training that could be continued: it has no {RECIPE}")
     differing = differing_keys(read_yaml(begun.read_text(encoding="utf-8"), str(begun)), to_plain(recipe))
     begun_stages = [name for name in STAGES if (out / name / "checkpoints").exists() or (out / name / DONE).is_file()]
-    free = tuple(f"{name}." for name in STAGES if name not in begun_stages)  # what has not begun may change
+    free = tuple(f"{name}{sign}" for name in STAGES if name not in begun_stages for sign in ".:")  # may change
     if differing := [line for line in differing if not line.startswith(free)]:
         raise ValueError(
             f"{out} was begun with another recipe and cannot be continued with this one; {begun.name} / now: "

@@ -17,7 +17,16 @@ from accelerate import PartialState
 from torch import Tensor
 
 from vitshap.coalitions import fixed_size, shapley_kernel, uniform_size
-from vitshap.data import Augmentation, Batch, ImageData, Splits, open_pixels, sample_coalitions
+from vitshap.data import (
+    Augmentation,
+    Batch,
+    CachedPixels,
+    ImageData,
+    PixelSource,
+    Splits,
+    open_pixels,
+    sample_coalitions,
+)
 from vitshap.data.items import Unreadable
 from vitshap.data.pixels import free_bytes
 from vitshap.explainers import Explainer
@@ -36,6 +45,8 @@ PATIENCE = 20.0
 """Seconds: where a step of the real size would take longer, a part of it is timed."""
 PART = 2
 """Images of such a part."""
+SPARE = 8
+"""Images that are read besides those that are timed, should some of these be unreadable."""
 PILOT_SIZES = 14
 """About so many sizes of coalitions are asked by the pilot of the procedure "values"."""
 
@@ -220,20 +231,26 @@ class _Clock:
 
     def _some(self, data: ImageData, n: int, augmentation: Augmentation | None) -> Images:
         how = self.model.preprocess if isinstance(self.model.preprocess, Preprocess) else None
-        some = data.subset(range(min(n, len(data))))
+        some = data.subset(range(min(n + SPARE, len(data))))
         # Too few to judge by them how many images cannot be read
         opened = open_pixels(some, how, device=self.model.device, unreadable=Unreadable(quiet=True))
-        return Images(self.model, opened, augmentation, seed=0)
+        return Images(self.model, _first(opened, n), augmentation, seed=0)
 
     def _decode(self) -> float:
         """Seconds to read and resize an image."""
         n = min(64, len(self.splits.train))
         started = time.perf_counter()
         self._some(self.splits.train, n, None)
-        return (time.perf_counter() - started) / n
+        return (time.perf_counter() - started) / min(n + SPARE, len(self.splits.train))
 
     def _autocast(self, cast: bool = True) -> torch.autocast:
         return torch.autocast(self.model.device.type, torch.bfloat16, enabled=cast and self.model.device.type == "cuda")
+
+
+def _first(source: PixelSource, n: int) -> PixelSource:
+    if not isinstance(source, CachedPixels):
+        return source
+    return CachedPixels(source.pixels[:n], source.labels[:n], source.kept[:n])
 
 
 def lines(stages: Iterable[StageTime]) -> list[str]:
