@@ -88,12 +88,19 @@ def test_a_stream_that_knows_its_length_is_walked_through() -> None:
     fit_classifier(_model(), Stream(), Stream(), None, ClassifierTraining(LOOP, None))
 
 
-def test_a_batch_of_images_that_cannot_be_read_takes_the_next_one(tmp_path: Path) -> None:
-    trees.write(tmp_path, *(f"{i:03}.png" for i in range(200)))
-    (tmp_path / "000.png").write_bytes(b"no image")
-    data = [(tmp_path / f"{i:03}.png", i % 3) for i in range(200)]
+def _streamed(folder: Path, count: int, *, bad: int) -> tuple[MaskedModel, StreamedPixels]:
+    """Files that are decoded anew each time, one of them no image, and a net for them."""
+    names = [f"{i:03}.png" for i in range(count)]
+    trees.write(folder, *names)
+    (folder / names[bad]).write_bytes(b"no image")
     model = _model(preprocess=Preprocess((8, 8), (8, 8), (0.5,) * 3, (0.5,) * 3))
-    streamed = StreamedPixels(data, model.preprocess, device="cpu")
+    return model, StreamedPixels(
+        [(folder / name, i % 3) for i, name in enumerate(names)], model.preprocess, device="cpu"
+    )
+
+
+def test_a_batch_of_images_that_cannot_be_read_takes_the_next_one(tmp_path: Path) -> None:
+    model, streamed = _streamed(tmp_path, 200, bad=0)
     with pytest.warns(UserWarning, match=r"1 of 200 images cannot be read.*000\.png"):
         batches = list(streamed.batches([torch.tensor([0]), torch.tensor([0, 5])], fill=True))
     assert [batch.indices.tolist() for batch in batches] == [[1], [5]]
@@ -104,11 +111,7 @@ def test_a_batch_of_images_that_cannot_be_read_takes_the_next_one(tmp_path: Path
 
 @pytest.mark.filterwarnings("ignore:.*cannot be read")
 def test_validation_goes_on_where_a_whole_batch_cannot_be_read(tmp_path: Path) -> None:
-    trees.write(tmp_path, *(f"{i:03}.png" for i in range(121)))
-    (tmp_path / "120.png").write_bytes(b"no image")
-    data = [(tmp_path / f"{i:03}.png", i % 3) for i in range(121)]
-    model = _model(preprocess=Preprocess((8, 8), (8, 8), (0.5,) * 3, (0.5,) * 3))
-    streamed = StreamedPixels(data, model.preprocess, device="cpu")
+    model, streamed = _streamed(tmp_path, 121, bad=120)
     values = ValuesConfig(views=1, coalitions=4, unsure=2)
     config = ExplainerTraining("values", LOOP, None, values=values, validation_coalitions=2, validation_batch=120)
     fit_explainer(model, streamed, streamed, tmp_path / "run", config)

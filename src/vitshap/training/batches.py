@@ -29,7 +29,7 @@ class Images:
     ) -> None:
         """``augmentation`` None: every view is the image itself. From view ``milder_from`` on images are varied less."""
         processes.join(model.device)
-        how = model.preprocess if isinstance(model.preprocess, Preprocess) else None
+        how = decodes_by(model)
         channels = model.adapter.channels
         self.mean = how.mean if how else (0.0,) * channels
         self.std = how.std if how else (1.0,) * channels
@@ -98,6 +98,11 @@ class Images:
         return how(
             batch.pixels, batch.indices, seed=self.seed, epoch=view, mean=self.mean, std=self.std, partners=partners
         )
+
+
+def decodes_by(model: MaskedModel) -> Preprocess | None:
+    """How files become pixels of the net's size; None where it is not said, or by a function that cannot be taken apart."""
+    return model.preprocess if isinstance(model.preprocess, Preprocess) else None
 
 
 def evenly(n: int, count: int) -> Tensor:

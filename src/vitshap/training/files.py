@@ -56,11 +56,12 @@ def read_tensors_of(path: Path, made_of: str) -> dict[str, Tensor] | None:
 
 def load_weights(net: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Put all weights into ``net``, or say that they are those of another."""
-    own = net.state_dict()
-    odd = sorted(own.keys() ^ tensors.keys()) or [name for name in own if own[name].shape != tensors[name].shape]
-    if odd:
-        raise ValueError(
-            f"{path} holds the weights of another net: {len(odd)} tensors are missing, unknown or of another shape, "
-            f"{odd[0]} first"
-        )
+    if odd := misfit(net.state_dict(), tensors):
+        raise ValueError(f"{path} holds the weights of another net: {odd}")
     net.load_state_dict(dict(tensors))
+
+
+def misfit(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str | None:
+    """In words, what keeps ``given`` from taking the place of a net's ``own`` tensors."""
+    odd = sorted(own.keys() ^ given.keys()) or [name for name in own if own[name].shape != given[name].shape]
+    return f"{len(odd)} tensors are missing, unknown or of another shape, {odd[0]} first" if odd else None

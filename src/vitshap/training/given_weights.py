@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from vitshap.training.files import misfit
 from vitshap.training.recipes import ModelSettings
 
 
@@ -29,13 +30,8 @@ def load_state(net: nn.Module, state: dict[str, Tensor], settings: ModelSettings
     for name in [name for name in state if name.startswith(("head.", "head_dist."))]:
         if name in own and own[name].shape != state[name].shape:
             state[name] = own[name]
-    unequal = [name for name in own if name in state and own[name].shape != state[name].shape]
-    if own.keys() != state.keys() or unequal:
-        odd = sorted(own.keys() ^ state.keys()) or unequal
-        raise ValueError(
-            f"model.weights: {settings.weights} does not hold the weights of {settings.name}: "
-            f"{len(odd)} tensors are missing, unknown or of another shape, {odd[0]} first"
-        )
+    if odd := misfit(own, state):
+        raise ValueError(f"model.weights: {settings.weights} does not hold the weights of {settings.name}: {odd}")
     net.load_state_dict(state)
 
 

@@ -23,8 +23,9 @@ from torch import nn
 from vitshap.data import ImageData, PixelSource, Splits, load_data, open_pixels, require_a_batch
 from vitshap.data.items import Unreadable
 from vitshap.explainers import Explainer
-from vitshap.models import MaskedModel, Preprocess
+from vitshap.models import MaskedModel
 from vitshap.training import files, timing
+from vitshap.training.batches import decodes_by
 from vitshap.training.explainer import fit_explainer, network_config
 from vitshap.training.fit import fit_classifier, fit_masked_classifier, fit_surrogate
 from vitshap.training.loop import BEST
@@ -150,7 +151,7 @@ class _Stages:
     def _opened(self, model: MaskedModel) -> list[PixelSource]:
         """The three parts, decoded once, for all nets see images of one size. What cannot be read is counted together, and
         told before hours are spent."""
-        how = model.preprocess if isinstance(model.preprocess, Preprocess) else None
+        how = decodes_by(model)
         unreadable = Unreadable(sum(len(part) for part in self.splits))
         return [
             open_pixels(part, how, device=model.device, memory_limit=memory_limit(model.device), unreadable=unreadable)

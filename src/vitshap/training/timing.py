@@ -30,8 +30,8 @@ from vitshap.data import (
 from vitshap.data.items import Unreadable
 from vitshap.data.pixels import free_bytes
 from vitshap.explainers import Explainer
-from vitshap.models import MaskedModel, Preprocess
-from vitshap.training.batches import Images
+from vitshap.models import MaskedModel
+from vitshap.training.batches import Images, decodes_by
 from vitshap.training.configs import ExplainerTraining
 from vitshap.training.explainer import PaperStep, network_config
 from vitshap.training.fit import ClassifierStep, SurrogateStep
@@ -230,7 +230,7 @@ class _Clock:
         return time.perf_counter() - started
 
     def _some(self, data: ImageData, n: int, augmentation: Augmentation | None) -> Images:
-        how = self.model.preprocess if isinstance(self.model.preprocess, Preprocess) else None
+        how = decodes_by(self.model)
         some = data.subset(range(min(n + SPARE, len(data))))
         # Too few to judge by them how many images cannot be read
         opened = open_pixels(some, how, device=self.model.device, unreadable=Unreadable(quiet=True))

@@ -20,10 +20,9 @@ from vitshap.coalitions import Coalitions
 from vitshap.data import CachedPixels, sample_coalitions
 from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating
+from vitshap.training import processes
 from vitshap.training.batches import Images, chunks, evenly
 from vitshap.training.noise import Plan
-from vitshap.training.processes import count as processes
-from vitshap.training.processes import memory_limit
 
 ROWS = 1 << 15
 """Coalitions that are drawn and evaluated at once."""
@@ -64,11 +63,15 @@ class Evaluator:
         if surrogate.device.type == "cuda":
             # float16 is eight times as exact as bfloat16 and as fast; a net that overflows it is told by its values.
             self._take(torch.float16)
-        self.dtype = next(self.model.net.parameters()).dtype
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the net and of the pixels that it takes."""
+        return next(self.model.net.parameters()).dtype
 
     def _take(self, dtype: torch.dtype) -> None:
         """Evaluate by a copy of that precision, of the net as it was given: what overflowed in another stays infinite."""
-        self.model, self.dtype = copy.deepcopy(self._exact).to(dtype).eval(), dtype
+        self.model = copy.deepcopy(self._exact).to(dtype).eval()
         if self._compiled:
             self.model.compile()
 
@@ -116,11 +119,11 @@ class ValueStore:
         self.evaluate, self.images = evaluate, images
         self.plan = plan.on(evaluate.model.device)
         self.views, self.coalitions = views, coalitions + (coalitions % 2 if plan.paired else 0)
-        limit = memory_limit(evaluate.model.device) if memory is None else memory
+        limit = processes.memory_limit(evaluate.model.device) if memory is None else memory
         self.streamed = not isinstance(images.source, CachedPixels) or self.bytes_per_view > limit
         self.keeps_all = not self.streamed and views * self.bytes_per_view <= limit
         rest = limit - self.bytes_per_view * (views if self.keeps_all else 1)
-        self._keeps_last = not self.streamed and self._last_bytes() <= rest and processes() == 1
+        self._keeps_last = not self.streamed and self._last_bytes() <= rest and processes.count() == 1
         self._kept: dict[int, Worth] = {}
         self._last: Met | None = None  # the view whose values were computed last
 
@@ -193,7 +196,7 @@ class ValueStore:
     def _computed(self, view: int) -> Worth:
         """All samples in order; processes take turns and then exchange what they have."""
         model = self.evaluate.model
-        n, world = len(self.images), processes()
+        n, world = len(self.images), processes.count()
         rank = distributed.get_rank() if world > 1 else 0
         full = torch.zeros(n, model.num_classes, device=model.device)
         worth = torch.zeros(n, self.coalitions, model.num_classes, device=model.device)
