@@ -101,7 +101,6 @@ def test_the_command_answers(fresh: Path, tmp_path: Path) -> None:
     assert "digits" in _done([str(fresh / "vitshap"), "train", "--list"], tmp_path)
 
 
-@pytest.mark.skipif(not bundle.shipped(), reason="no bundle is shipped in this tree: src/vitshap/bundles is empty")
 def test_a_photo_is_explained_offline(fresh: Path, tmp_path: Path) -> None:
     photo = load_sample_images().filenames[0]
     said = _done([str(fresh / "vitshap"), "explain", photo, "--json", "-", "--no-heatmaps"], tmp_path)
