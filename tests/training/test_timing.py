@@ -50,6 +50,13 @@ def test_every_training_is_estimated_from_its_own_steps(digits: Splits, procedur
     assert timing.estimate(recipe, model, digits, done={"classifier", "surrogate", "explainer"}) == []
 
 
+@pytest.mark.parametrize(("times", "said"), [(1, False), (3, True)])
+def test_what_repeats_will_add_is_named(digits: Splits, times: int, said: bool) -> None:
+    recipe = load_recipe("digits", settings=[f"explainer.values.unsure={times}"])
+    (stage,) = timing.estimate(recipe, build_model(recipe.model, digits.train), digits, done={"classifier", "surrogate"})
+    assert ("unsure of are met 3 times" in stage.detail) == said
+
+
 def test_a_step_that_would_take_long_is_timed_in_part(digits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe("digits", settings=["masked=true"])
     model = build_model(recipe.model, digits.train)

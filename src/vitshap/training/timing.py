@@ -2,7 +2,8 @@
 
 Steps run on throw-away copies with the real batch, net, augmentation and coalitions, and are extrapolated together with
 validation, evaluation of coalitions and decoding. Where even one step of the real batch would take long, two images are
-timed and multiplied. What early stopping may save is not known beforehand: these are upper estimates.
+timed and multiplied. What early stopping may save is not known beforehand, nor how many images the surrogate will be unsure
+of, which ``values.unsure`` lets be met again: the former makes these upper estimates, the latter is named beside them.
 """
 
 from __future__ import annotations
@@ -150,6 +151,9 @@ class _Clock:
         stage = self._stage("explainer", config.loop, step, check, once=once + held_out, asked=once)
         if config.compiled and game.device.type == "cuda":
             stage = stage._replace(detail=f"{stage.detail}; timed before it is compiled, so it will be faster")
+        if not fresh and config.values.unsure > 1:
+            again = f"images that the surrogate will be unsure of are met {config.values.unsure} times"
+            stage = stage._replace(detail=f"{stage.detail}; not counted: {again}")
         return stage
 
     def _evaluated(self, config: ExplainerTraining) -> float:
