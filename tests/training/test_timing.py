@@ -53,7 +53,9 @@ def test_every_training_is_estimated_from_its_own_steps(digits: Splits, procedur
 @pytest.mark.parametrize(("times", "said"), [(1, False), (3, True)])
 def test_what_repeats_will_add_is_named(digits: Splits, times: int, said: bool) -> None:
     recipe = load_recipe("digits", settings=[f"explainer.values.unsure={times}"])
-    (stage,) = timing.estimate(recipe, build_model(recipe.model, digits.train), digits, done={"classifier", "surrogate"})
+    (stage,) = timing.estimate(
+        recipe, build_model(recipe.model, digits.train), digits, done={"classifier", "surrogate"}
+    )
     assert ("unsure of are met 3 times" in stage.detail) == said
 
 
