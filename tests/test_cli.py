@@ -22,7 +22,6 @@ def test_version_and_help() -> None:
 
 def test_bench_coalitions_reports_every_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "seconds", lambda work, device: machine.seconds(work, device, at_least=0, rounds=1))
-    monkeypatch.setattr(bench, "limits", lambda device: machine.Limits(1e11, 1e10))
     out = tmp_path / "numbers.json"
     result = run(app, ["bench", "coalitions", "--device", "cpu", "--coalitions", "2", "--out", str(out)])
     assert result.exit_code == 0, result.output

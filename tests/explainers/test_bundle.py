@@ -299,6 +299,17 @@ def test_the_classifier_can_be_stored_too(tmp_path: Path) -> None:
     Explainer.from_pretrained(tmp_path / "explainer", classifier=classifier)
 
 
+def test_a_classifier_that_nobody_named_cannot_be_stored_nor_compared(tmp_path: Path) -> None:
+    explainer = _explainer()
+    with _one_line("the explained net is not known"):
+        explainer.save_pretrained(tmp_path / "explainer", include_classifier=True)
+    assert not (tmp_path / "explainer").exists()
+    explainer.save_pretrained(tmp_path / "explainer")
+    with _one_line("does not say which net it was made for"):
+        Explainer.from_pretrained(tmp_path / "explainer", classifier=nets.build("timm ViT"))
+    Explainer.from_pretrained(tmp_path / "explainer", classifier=explainer.surrogate)
+
+
 def test_an_existing_folder_is_replaced_only_on_demand(folder: Path, tmp_path: Path) -> None:
     explainer = _explainer("timm ViT")
     before = (folder / "config.json").read_bytes()

@@ -1,6 +1,7 @@
 """A small but real training, as a program: a ViT learns to tell random images apart with patches missing.
 
-python small_training.py FOLDER [epochs] [save_every]; started again it continues. Prints its pid when it starts to train.
+python small_training.py FOLDER [epochs] [save_every] [batch]; started again it continues. Prints its pid when it starts to
+train. With OWN_DISKS in the environment every process has a folder of its own, as on several machines.
 """
 
 import os
@@ -62,6 +63,9 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     epochs = int(sys.argv[2]) if len(sys.argv) > 2 else 4
     save_every = int(sys.argv[3]) if len(sys.argv) > 3 else 3
+    batch = int(sys.argv[4]) if len(sys.argv) > 4 else 10
+    if os.environ.get("OWN_DISKS"):
+        folder = folder / os.environ["RANK"]
     torch.set_num_threads(1)
     chosen = task()
     if os.environ.get("WORLD_SIZE"):  # dropout is drawn by each process: without it, two processes equal one
@@ -70,5 +74,5 @@ if __name__ == "__main__":
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
     print(f"pid {os.getpid()}", flush=True)
-    config = LoopConfig(epochs=epochs, batch_size=10, learning_rate=3e-3, save_every=save_every)
+    config = LoopConfig(epochs=epochs, batch_size=batch, learning_rate=3e-3, save_every=save_every)
     train(chosen, config, folder, resume=True)

@@ -60,6 +60,14 @@ def test_damage_is_named_and_the_one_before_is_used(tmp_path: Path, damage: str)
         assert checkpoints.load_latest(tmp_path).record == {"step": 1}
 
 
+def test_a_damaged_one_does_not_take_the_place_of_a_sound_one(tmp_path: Path) -> None:
+    checkpoints.save(tmp_path, 10, _tensors(1), {})
+    (checkpoints.save(tmp_path, 15, _tensors(2), {}) / checkpoints.RECORD).unlink()
+    for step in (11, 12):  # continued from the tenth
+        checkpoints.save(tmp_path, step, _tensors(step), {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000011", "step-00000012"]
+
+
 def test_only_damaged_ones_is_an_error(tmp_path: Path) -> None:
     path = checkpoints.save(tmp_path, 1, _tensors(), {})
     (path / checkpoints.TENSORS).write_bytes(b"nothing")

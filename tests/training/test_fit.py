@@ -1,5 +1,6 @@
 """From images to an explainer, end to end, on digits where all values can be known."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,10 +8,11 @@ import pytest
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
-from vitshap.data import Augmentation, Splits, load_digits
+from vitshap.coalitions import uniform_size
+from vitshap.data import Augmentation, Splits, load_digits, sample_coalitions
 from vitshap.estimators.exact import exact
 from vitshap.estimators.reliability import correlation
-from vitshap.explainers import ExplainerConfig
+from vitshap.explainers import Explainer, ExplainerConfig, bundle
 from vitshap.models import MaskedModel, wrap
 from vitshap.training.configs import ClassifierTraining, ExplainerTraining, SurrogateTraining, ValuesConfig
 from vitshap.training.explainer import fit_explainer
@@ -44,7 +46,11 @@ def classifier(digits: Splits, tmp_path_factory: pytest.TempPathFactory) -> Mask
     net = ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, num_channels=1, num_labels=10, **size))
     folder = tmp_path_factory.mktemp("classifier")
     config = ClassifierTraining(_loop(25, 5e-3), None)
-    return fit_masked_classifier(wrap(net), digits.train, digits.val, folder, config)
+    original = wrap(net)
+    before = original.fingerprint()
+    trained = fit_masked_classifier(original, digits.train, digits.val, folder, config)
+    assert original.fingerprint() == before, "what is given is not trained"
+    return trained
 
 
 def _accuracy(model: MaskedModel, digits: Splits) -> float:
@@ -52,8 +58,41 @@ def _accuracy(model: MaskedModel, digits: Splits) -> float:
     return float((model(pixels).argmax(1) == digits.val.labels).float().mean())
 
 
-def test_the_classifier_learns_and_the_original_is_untouched(classifier: MaskedModel, digits: Splits) -> None:
+def test_the_classifier_learns(classifier: MaskedModel, digits: Splits) -> None:
     assert _accuracy(classifier, digits) > 0.7
+
+
+def test_a_masked_classifier_is_judged_by_its_answers_with_missing_patches(
+    classifier: MaskedModel, digits: Splits, tmp_path: Path
+) -> None:
+    config = ClassifierTraining(_loop(1, 1e-3), None, validation_coalitions=3)
+    trained = fit_masked_classifier(classifier, digits.train, digits.val, tmp_path, config)
+    (line,) = (json.loads(text) for text in (tmp_path / "log.jsonl").read_text().splitlines())
+    pixels = torch.stack([pixels for pixels, _ in digits.val])
+    fixed = sample_coalitions(uniform_size(4), torch.arange(100), seed=0, epoch=0, n=3, purpose="validation")
+    answers = trained(pixels, fixed).detach()  # [100, 3, 10]
+    right = answers.argmax(-1) == digits.val.labels[:, None]
+    assert line["accuracy"] == pytest.approx(float(right.float().mean()), abs=1e-6)
+    own = answers.gather(2, digits.val.labels[:, None, None].expand(-1, 3, 1))
+    assert line["loss"] == pytest.approx(float(-own.log().mean()), abs=1e-5)
+
+
+def test_a_bundle_knows_the_net_that_was_explained(classifier: MaskedModel, digits: Splits, tmp_path: Path) -> None:
+    surrogate = fit_surrogate(classifier, digits.train, digits.val, None, SurrogateTraining(_loop(1, 1e-3), None))
+    explainer = fit_explainer(surrogate, digits.train, digits.val, None, _paper(1, 1e-3))
+    explainer.save_pretrained(tmp_path / "by its surrogate")
+    Explainer.from_pretrained(tmp_path / "by its surrogate", classifier=classifier)
+    explainer = fit_explainer(surrogate, digits.train, digits.val, None, _paper(1, 1e-3), classifier=classifier)
+    explainer.save_pretrained(tmp_path / "whole", half=True, include_classifier=True)
+    loaded = Explainer.from_pretrained(tmp_path / "whole", classifier=classifier)
+    rounded = bundle.load_classifier(tmp_path / "whole")  # not the same weights any more
+    assert rounded.fingerprint() != classifier.fingerprint()
+    for stored in (rounded, loaded.surrogate):
+        Explainer.from_pretrained(tmp_path / "whole", classifier=stored)
+    loaded.save_pretrained(tmp_path / "again", include_classifier=rounded)
+    Explainer.from_pretrained(tmp_path / "again", classifier=classifier)
+    other = fit_classifier(surrogate, digits.train, digits.val, None, ClassifierTraining(_loop(1, 1e-3), None))
+    assert other.classifier_fingerprint is None
 
 
 def test_the_surrogate_comes_nearer_to_the_classifier(classifier: MaskedModel, digits: Splits, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -115,6 +116,36 @@ def test_two_processes_reach_the_losses_of_one(tmp_path: Path) -> None:
     for one, two in zip(*logs, strict=True):
         for key in ("train_loss", "loss"):
             assert two[key] == pytest.approx(one[key], abs=1e-4)
+
+
+def _two(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command = [*launch, small_training.__file__, *map(str, arguments)]
+    return subprocess.run(
+        command, env=_environment() | environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_two_processes_continue_from_the_disk_of_one(tmp_path: Path) -> None:
+    done = _two(tmp_path, OWN_DISKS="1")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "1" / "checkpoints").exists()
+    log, best = tmp_path / "0" / "log.jsonl", tmp_path / "0" / "best.safetensors"
+    before, weights = log.read_text(), load_file(best)
+    shutil.rmtree(
+        tmp_path / "0" / "checkpoints" / "step-00000020"
+    )  # as if it had been stopped after the eighteenth step
+    log.unlink()
+    done = _two(tmp_path, OWN_DISKS="1")
+    assert done.returncode == 0, done.stderr
+    assert log.read_text() == before
+    assert all(torch.equal(weights[name], tensor) for name, tensor in load_file(best).items())
+
+
+def test_a_batch_for_fewer_than_all_processes_is_refused(tmp_path: Path) -> None:
+    done = _two(tmp_path, 1, 3, 1)
+    assert done.returncode != 0
+    assert "a batch of 1 is too small for 2 processes" in done.stderr
 
 
 def test_two_processes_need_no_folder_nor_a_gradient_for_every_weight() -> None:

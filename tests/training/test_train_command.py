@@ -100,7 +100,7 @@ def test_killed_and_continued_equals_uninterrupted(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
-    settings = _few(epochs=2, batch=300)
+    settings = ["classifier.class_weights=balanced", "explainer.values.unsure=3", *_few(epochs=2, batch=300)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     logs = []
     for processes in (1, 2):

@@ -144,6 +144,7 @@ def test_class_weights_are_one_per_class() -> None:
     ("setting", "said"),
     [
         ({"epochs": 0}, "epochs must be at least 1"),
+        ({"patience": 0}, "patience must be at least 1"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"clip": -1.0}, "clip must be positive"),
         ({"learning_rate": float("nan")}, "learning_rate must be positive"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
-from vitshap.data import Augmentation, StreamedPixels, load_digits
+from vitshap.data import Augmentation, Batch, CachedPixels, StreamedPixels, load_digits, open_pixels
 from vitshap.estimators.exact import exact
 from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel, wrap
@@ -199,6 +199,40 @@ def test_images_that_the_surrogate_is_unsure_of_are_met_more_often(model: Masked
     ((same, coalitions, _, _),) = store.batches([twice], 0)
     assert torch.equal(same[0], same[1])
     assert not torch.equal(coalitions[0], coalitions[1])
+
+
+def test_memory_does_not_decide_what_is_seen_where_an_image_cannot_be_read(model: MaskedModel) -> None:
+    digits = load_digits().train.subset(range(120))
+
+    class Data:
+        """Its first image is missing."""
+
+        def __len__(self) -> int:
+            return 120
+
+        def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+            if i == 0:
+                raise OSError("no such file")
+            return digits[i]
+
+    config = ExplainerTraining(augmentation=Augmentation(paste=0.7), values=ValuesConfig(unsure=2))
+
+    def seen(limit: int | None) -> list[tuple[torch.Tensor, Batch]]:
+        opened = open_pixels(Data(), None, memory_limit=limit)
+        images = training_images(model, opened, config)
+        if isinstance(opened, CachedPixels):
+            assert images.source.pixels is opened.pixels, "pixels are not copied"
+        return list(images.views(torch.arange(len(images)).split(40), 3))
+
+    met = []
+    for limit in (None, 0):
+        with pytest.warns(UserWarning, match="1 of 120 images cannot be read"):
+            views = seen(limit)
+        pixels, indices = torch.cat([p for p, _ in views]), torch.cat([batch.indices for _, batch in views])
+        met.append({i: pixels[at] for at, i in enumerate(indices.tolist())})
+    assert met[0].keys() == met[1].keys()
+    assert max(met[0]) >= 120
+    assert all(torch.equal(pixels, met[1][i]) for i, pixels in met[0].items())
 
 
 def test_only_probabilities_of_classes_can_be_unsure() -> None:

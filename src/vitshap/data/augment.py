@@ -108,7 +108,7 @@ class Augmentation:
         return _normalised(self._jittered(varied, numbers), mean, std)
 
     def partners(self, indices: Tensor, count: int, *, seed: int, epoch: int) -> Tensor:
-        """Position among ``count`` images of the one that is pasted into each sample, int64 ``[B]``."""
+        """Index among ``count`` images of the one that is pasted into each sample, int64 ``[B]``."""
         return (_numbers("paste", indices, seed, epoch, _PASTE_NUMBERS)[:, _PARTNER] * count).long()
 
     def _pasted(self, images: Tensor, others: Tensor, numbers: Tensor) -> Tensor:

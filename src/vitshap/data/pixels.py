@@ -12,11 +12,11 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset, Subset
 
 from vitshap.data.items import Batch, Decoded, MapStyle, Unreadable, decoded, readable, stacked
 from vitshap.models.preprocess import Preprocess
@@ -26,21 +26,39 @@ _AHEAD = 3
 
 
 class CachedPixels:
-    """A whole data set on the device."""
+    """A whole data set on the device; images may have several places in it, each with an index of its own."""
 
-    def __init__(self, pixels: Tensor, labels: Tensor, kept: Tensor) -> None:
-        self.pixels = pixels  # [n, C, H, W]
+    def __init__(
+        self, pixels: Tensor, labels: Tensor, kept: Tensor, *, total: int | None = None, rows: Tensor | None = None
+    ) -> None:
+        self.pixels = pixels  # [r, C, H, W]
         self.labels = labels  # [n] or [n, ...]
-        self.kept = kept  # int64 [n]: places in the data set; those that could not be read are missing
+        self.kept = kept  # int64 [n], rising: places in the data set; those that could not be read are missing
+        self.total = int(kept[-1]) + 1 if total is None else total  # places, with those
+        self.rows = rows  # int64 [n]: whose pixels a place has; None: the n-th has the n-th
 
     def __len__(self) -> int:
-        return len(self.pixels)
+        return len(self.kept)
+
+    def repeated(self, positions: Tensor) -> CachedPixels:
+        """With these positions once more, at the end; pixels are not copied."""
+        again = positions.to(self.kept.device)
+        rows = torch.arange(len(self), device=again.device) if self.rows is None else self.rows
+        places = self.total + torch.arange(len(again), device=again.device)
+        return CachedPixels(
+            self.pixels,
+            torch.cat([self.labels, self.labels[again]]),
+            torch.cat([self.kept, places]),
+            total=self.total + len(again),
+            rows=torch.cat([rows, rows[again]]),
+        )
 
     def batches(self, order: Iterable[Tensor], *, fill: bool = False) -> Iterator[Batch]:
         """A batch for each tensor of positions (int64 ``[B]``, 0 to ``len(self) - 1``); none is ever empty."""
         for positions in order:
             chosen = positions.to(self.pixels.device, non_blocking=True)  # a GPU is not waited for
-            yield Batch(self.pixels[chosen], self.labels[chosen], self.kept[chosen])
+            row = chosen if self.rows is None else self.rows[chosen]
+            yield Batch(self.pixels[row], self.labels[chosen], self.kept[chosen])
 
 
 class StreamedPixels:
@@ -61,6 +79,19 @@ class StreamedPixels:
 
     def __len__(self) -> int:
         return len(self.data)
+
+    @property
+    def total(self) -> int:
+        """Places in the data set, with those of images that cannot be read."""
+        return len(self.data)
+
+    def repeated(self, positions: Tensor) -> StreamedPixels:
+        """With these positions once more, at the end."""
+        places = [*range(len(self)), *positions.tolist()]
+        some = Subset(cast("Dataset[Any]", self.data), places)
+        return StreamedPixels(
+            some, self.preprocess, device=self.device, workers=self.workers, unreadable=self.unreadable
+        )
 
     def batches(self, order: Iterable[Tensor], *, fill: bool = False) -> Iterator[Batch]:
         """A batch for each tensor of positions; images that cannot be read are missing from theirs.
@@ -132,7 +163,7 @@ def cache_pixels(
     unreadable.warn()
     if pixels is None:
         raise ValueError("the data set has no images that can be read")
-    return CachedPixels(pixels[:filled], torch.cat(labels), torch.cat(kept))
+    return CachedPixels(pixels[:filled], torch.cat(labels), torch.cat(kept), total=len(data))
 
 
 def open_pixels(

@@ -24,9 +24,16 @@ from vitshap.explainers.card import write_card
 from vitshap.explainers.explainer import Explainer
 from vitshap.explainers.folders import CLASSIFIER, EXPLAINER, SURROGATE, BundleError, shipped
 from vitshap.explainers.network import ExplainerConfig
-from vitshap.explainers.stored import copied, describe_model, fill, fingerprint, rebuild_model, tuples
+from vitshap.explainers.stored import (
+    copied,
+    describe_model,
+    fill,
+    fingerprint_as_loaded,
+    rebuild_model,
+    tuples,
+)
 from vitshap.models import MaskedModel
-from vitshap.models.base import unwrapped
+from vitshap.models.base import fingerprint, unwrapped
 
 __all__ = ["BundleError", "load", "load_classifier", "read", "record", "save", "shipped"]
 
@@ -40,7 +47,7 @@ def save(
     /,
     *,
     half: bool = False,
-    include_classifier: MaskedModel | None = None,
+    include_classifier: MaskedModel | bool = False,
     quality: dict[str, Any] | None = None,
     overwrite: bool = False,
 ) -> Path:
@@ -48,7 +55,8 @@ def save(
 
     Args:
         half: store weights in 16 bits; what is loaded computes in the net's own precision all the same.
-        include_classifier: the explained net, to be stored too. Without it its fingerprint alone is, if it is known.
+        include_classifier: store the explained net too: the one that the explainer was made with (True), or this one.
+            Without it its fingerprint alone is stored, if it is known.
         quality: what was measured, as plain numbers and text by name.
         overwrite: replace a stored explainer that is there already.
     """
@@ -58,11 +66,15 @@ def save(
     own = {name: tensor for name, tensor in explainer.state_dict().items() if name not in left_out}
     tensors = {SURROGATE: copied(unwrapped(surrogate.net), half=half), EXPLAINER: copied(explainer, own, half=half)}
     classifier: dict[str, Any] = {"fingerprint": explainer.classifier_fingerprint}
-    if include_classifier is not None:
-        classifier = describe_model(include_classifier)
-        if explainer.classifier_fingerprint not in (None, classifier["fingerprint"]):
-            raise BundleError("include_classifier is not the net that this explainer was made for: its weights differ")
-        tensors[CLASSIFIER] = copied(unwrapped(include_classifier.net), half=half)
+    if include_classifier:
+        net = _included(explainer, include_classifier)
+        tensors[CLASSIFIER] = copied(unwrapped(net.net), half=half)
+        described = describe_model(net)
+        classifier = {
+            **described,
+            "fingerprint": explainer.classifier_fingerprint or described["fingerprint"],
+            "as_stored": fingerprint_as_loaded(net.net, tensors[CLASSIFIER]),
+        }
     config = {
         "versions": _versions(surrogate),
         "surrogate": describe_model(surrogate),
@@ -93,11 +105,12 @@ def load(
     folder = folders.find(name)
     config = folders.read_config(folder)
     with _as_bundle_error(folder):
-        if classifier is not None:
-            _check_classifier(folder, config, classifier)
         surrogate = rebuild_model(folder, SURROGATE, config["surrogate"], config)
+        if classifier is not None:
+            _check_classifier(folder, config, classifier, surrogate)
+        surrogate.classifier_fingerprint = config["classifier"]["fingerprint"]
         explainer = _explainer(folder, surrogate, config)
-        explainer.classifier_fingerprint = config["classifier"]["fingerprint"]
+        explainer.classifier_as_stored = config["classifier"].get("as_stored")
     surrogate.to(device)
     return explainer.to(device)
 
@@ -196,16 +209,36 @@ def _left_out(explainer: Explainer) -> set[str]:
     }
 
 
-def _check_classifier(folder: Path, config: dict[str, Any], given: MaskedModel | nn.Module) -> None:
-    ours = {config["classifier"]["fingerprint"], config["surrogate"]["fingerprint"]} - {None}
-    theirs = fingerprint(given.net if isinstance(given, MaskedModel) else given)
-    # The surrogate itself will do: a classifier trained with masking is its own.
-    if theirs not in ours:
-        expected = config["classifier"]["fingerprint"] or config["surrogate"]["fingerprint"]
+def _included(explainer: Explainer, wanted: MaskedModel | bool) -> MaskedModel:
+    """The explained net that is to be stored."""
+    net = explainer.classifier if wanted is True else wanted
+    if not isinstance(net, MaskedModel):
         raise BundleError(
-            f"{folder} was made for another model: the weights given have the fingerprint {theirs[:12]}..., "
-            f"expected {expected[:12]}..."
+            "include_classifier: the explained net is not known; give the wrapped net itself in place of True, or "
+            "classifier= when the explainer is made"
         )
+    known = {explainer.classifier_fingerprint, explainer.classifier_as_stored} - {None}
+    if known and net.fingerprint() not in known:
+        raise BundleError("include_classifier is not the net that this explainer was made for: its weights differ")
+    return net
+
+
+def _check_classifier(
+    folder: Path, config: dict[str, Any], given: MaskedModel | nn.Module, surrogate: MaskedModel
+) -> None:
+    known = config["classifier"]["fingerprint"]
+    # The surrogate itself will do: a classifier trained with masking is its own. Stored nets may have been rounded.
+    ours = {known, config["classifier"].get("as_stored"), config["surrogate"]["fingerprint"], surrogate.fingerprint()}
+    net = given.net if isinstance(given, MaskedModel) else given
+    theirs = fingerprint(unwrapped(net).state_dict())
+    if theirs in ours:
+        return
+    if known is None:
+        raise BundleError(f"{folder} does not say which net it was made for, and its surrogate has other weights")
+    raise BundleError(
+        f"{folder} was made for another model: the weights given have the fingerprint {theirs[:12]}..., "
+        f"expected {known[:12]}..."
+    )
 
 
 def _fields(config: ExplainerConfig) -> dict[str, Any]:

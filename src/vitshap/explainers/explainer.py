@@ -24,20 +24,24 @@ class Explainer(InputShaped, nn.Module):
     null_values: Tensor
     scale: Tensor
     """Unit of the network's outputs, float32 ``[K]``; see ``set_scale``."""
-    classifier_fingerprint: str | None = None
+    classifier_fingerprint: str | None
     """SHA-256 of the explained net's weights (``MaskedModel.fingerprint``), if known; stored with the explainer."""
+    classifier_as_stored: str | None = None
+    """The same of the copy that a bundle holds, which may be rounded."""
 
     def __init__(
         self, surrogate: MaskedModel, config: ExplainerConfig | None = None, *, classifier: MaskedModel | None = None
     ) -> None:
         """A network with a fresh head on the surrogate's trunk; the surrogate itself is not trained with it.
 
-        ``classifier`` is needed for ``ExplainerConfig(init="classifier")`` alone.
+        ``classifier``, the explained net, is needed for ``ExplainerConfig(init="classifier")``, and to store it too.
         """
         super().__init__()
         if surrogate.removal == "random":
             raise ValueError('with removal="random" v(0) differs between images: an explainer needs another removal')
         self._surrogate = [surrogate]  # in a list: its weights are neither this module's parameters nor saved with it
+        self._classifier = [classifier]
+        self.classifier_fingerprint = surrogate.classifier_fingerprint
         self.network = ExplainerNetwork(surrogate, config, classifier=classifier)
         blank = torch.zeros(1, surrogate.adapter.channels, *surrogate.image_size)
         parameter = next(surrogate.net.parameters())
@@ -49,6 +53,11 @@ class Explainer(InputShaped, nn.Module):
     def surrogate(self) -> MaskedModel:
         """The game whose values are predicted."""
         return self._surrogate[0]
+
+    @property
+    def classifier(self) -> MaskedModel | None:
+        """The net that is explained, where it was given."""
+        return self._classifier[0]
 
     def set_scale(self, std: Tensor, /) -> None:
         """Learn values in units of the outputs' standard deviation ``[K]``: regression outputs have any magnitude."""
@@ -112,7 +121,7 @@ class Explainer(InputShaped, nn.Module):
         /,
         *,
         half: bool = False,
-        include_classifier: MaskedModel | None = None,
+        include_classifier: MaskedModel | bool = False,
         quality: dict[str, Any] | None = None,
         overwrite: bool = False,
     ) -> Path:

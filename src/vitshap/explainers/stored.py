@@ -6,8 +6,7 @@ import dataclasses
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from vitshap.explainers.folders import BundleError, one_line, read_tensors
 from vitshap.models import MaskedModel, Preprocess, wrap
 from vitshap.models.architecture import build, describe
-from vitshap.models.base import unwrapped
+from vitshap.models.base import fingerprint, unwrapped
 from vitshap.players import patches
 
 
@@ -47,7 +46,7 @@ def describe_model(model: MaskedModel) -> dict[str, Any]:
         "preprocess": None if preprocess is None else dataclasses.asdict(preprocess),
         "class_names": model.class_names,
     }
-    return {"net": net, "wrap": wrapping, "fingerprint": fingerprint(model.net)}
+    return {"net": net, "wrap": wrapping, "fingerprint": model.fingerprint()}
 
 
 def rebuild_model(folder: Path, file: str, entry: dict[str, Any], config: dict[str, Any]) -> MaskedModel:
@@ -104,10 +103,10 @@ def fill(module: nn.Module, tensors: dict[str, Tensor], may_lack: set[str], file
     module.load_state_dict(tensors, strict=False)
 
 
-def fingerprint(net: nn.Module) -> str:
-    """``MaskedModel.fingerprint`` of any net, inside compiled and parallel wrappers, which rename its weights."""
-    # It reads nothing of the model but the net, which need not be one that can be masked.
-    return MaskedModel.fingerprint(cast(MaskedModel, SimpleNamespace(net=unwrapped(net))))
+def fingerprint_as_loaded(net: nn.Module, stored: Mapping[str, Tensor]) -> str:
+    """The fingerprint that ``net`` will have when it is loaded from these tensors, which may be rounded."""
+    own = unwrapped(net).state_dict()
+    return fingerprint({name: stored[name].to(own[name].dtype) for name in own})
 
 
 def tuples(fields: dict[str, Any]) -> dict[str, Any]:

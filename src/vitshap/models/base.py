@@ -8,9 +8,10 @@ short file with a subclass of ``Adapter`` and a line in ``FAMILIES``.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -125,6 +126,15 @@ def unwrapped(net: nn.Module) -> nn.Module:
             net = cast(Any, net).get_base_model()
         else:
             return net
+
+
+def fingerprint(weights: Mapping[str, Tensor]) -> str:
+    """SHA-256 of weights and buffers, their names and types."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def logits_of(output: object) -> Tensor:

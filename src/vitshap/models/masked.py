@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from vitshap.coalitions import Coalitions
 from vitshap.game import Game, check_coalitions
 from vitshap.models import removal as ways
-from vitshap.models.base import Adapter, evaluating, net_device_dtype
+from vitshap.models.base import Adapter, evaluating, fingerprint, net_device_dtype, unwrapped
 from vitshap.models.chunks import evaluate_rows, token_budget
 from vitshap.models.packed import EncodePacked, encode_packed
 from vitshap.models.preprocess import Preprocess, is_photo, open_image
@@ -95,6 +94,8 @@ class MaskedModel(nn.Module):
         self.preprocess = preprocess
         self.class_names = class_names
         self.reference = reference
+        self.classifier_fingerprint: str | None = None
+        """Of the net that this one was fine-tuned to stand for with missing patches; ``fit_surrogate`` sets it."""
         self.evaluation: Evaluation = "packed"
         self.max_tokens: int | None = None
         """Tokens computed at once; None: by free memory. Shrinks by itself when memory runs out."""
@@ -202,11 +203,7 @@ class MaskedModel(nn.Module):
 
     def fingerprint(self) -> str:
         """SHA-256 of the net's weights and buffers, their names and types: what a stored truth or bundle belongs to."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.net.state_dict().items()):
-            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        return fingerprint(unwrapped(self.net).state_dict())  # wrappers rename weights
 
     def evaluation_cost(self) -> Tensor:
         """About what a coalition of each size costs, float64 ``[d + 1]``: as many tokens, where withheld ones are free."""

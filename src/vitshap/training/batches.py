@@ -51,7 +51,7 @@ class Images:
                 yield self._varied(batch, view), batch
             return
         own, of_others = itertools.tee(order)
-        partners = (self._partners(self.indices(positions), view) for positions in of_others)
+        partners = (self.positions(self._partners(self.indices(positions), view)) for positions in of_others)
         others = self.source.batches(partners, fill=True)
         for batch, other in zip(self.source.batches(own, fill=True), others, strict=True):
             yield self._varied(batch, view, self._partners_of(batch, other, view)), batch
@@ -70,8 +70,11 @@ class Images:
         )
 
     def positions(self, indices: Tensor) -> Tensor:
-        """Positions of sample indices."""
-        return torch.searchsorted(self.source.kept, indices) if isinstance(self.source, CachedPixels) else indices
+        """Positions of sample indices; of an image that cannot be read that of another, in a cached source."""
+        source = self.source
+        if not isinstance(source, CachedPixels) or len(source) == source.total:
+            return indices
+        return torch.searchsorted(source.kept, indices.to(source.kept.device)).clamp(max=len(source) - 1)
 
     def _augmentation(self, view: int) -> Augmentation | None:
         if self.augmentation is None or self.milder_from is None or view < self.milder_from:
@@ -79,13 +82,13 @@ class Images:
         return self.augmentation.milder()
 
     def _partners(self, indices: Tensor, view: int) -> Tensor:
-        """Positions of the images that are pasted into these samples."""
+        """Sample indices of the images that are pasted into these samples; some may turn out not to be readable."""
         assert self.augmentation is not None
-        return self.augmentation.partners(indices, len(self), seed=self.seed, epoch=view)
+        return self.augmentation.partners(indices, self.source.total, seed=self.seed, epoch=view)
 
     def _partners_of(self, batch: Batch, others: Batch, view: int) -> Tensor:
         """Pixels of every sample's partner; of the sample itself where its partner cannot be read."""
-        wanted = self.indices(self._partners(batch.indices, view)).to(others.indices.device)
+        wanted = self._partners(batch.indices, view).to(others.indices.device)
         found = wanted[:, None] == others.indices  # [B, B']
         return torch.where(found.any(1)[:, None, None, None], others.pixels[found.long().argmax(1)], batch.pixels)
 

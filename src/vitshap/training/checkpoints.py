@@ -40,7 +40,7 @@ class DamagedCheckpoint(ValueError):
 
 
 def save(folder: str | Path, step: int, tensors: dict[str, Tensor], record: dict[str, Any]) -> Path:
-    """Write the checkpoint of ``step`` and remove all but the last two."""
+    """Write the checkpoint of ``step`` and remove all but it and the one before."""
     folder = Path(folder)
     final = folder / f"step-{step:08d}"
     partial = folder / f".{final.name}.{os.getpid()}.partial"
@@ -59,8 +59,11 @@ def save(folder: str | Path, step: int, tensors: dict[str, Tensor], record: dict
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    for old in [*_steps(folder)[:-KEPT], *folder.glob(".step-*.partial")]:
-        shutil.rmtree(old, ignore_errors=True)
+    kept = [path for path in _steps(folder) if path.name <= final.name][
+        -KEPT:
+    ]  # later ones were damaged, and passed over
+    for path in {*folder.glob("step-*"), *folder.glob(".step-*.partial")} - {*kept}:
+        shutil.rmtree(path, ignore_errors=True)
     return final
 
 

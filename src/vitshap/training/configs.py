@@ -27,6 +27,8 @@ class ClassifierTraining:
     """Validation metric that chooses the best weights: accuracy, Cohen's kappa or loss."""
     coalitions: int = 1
     """Random subsets of patches per image and step, where the classifier is trained with missing patches."""
+    validation_coalitions: int = 4
+    """Fixed subsets of each validation image, where it is trained so: metrics are then of answers with missing patches."""
     validation_batch: int = 256
     """Images at once in validation."""
 

@@ -49,7 +49,8 @@ def fit_explainer(
 ) -> Explainer:
     """Train an explainer of ``surrogate`` without ground truth, for all classes at once.
 
-    ``data``, ``val``: images (labels are not used). ``classifier`` is needed where the network starts from its weights.
+    ``data``, ``val``: images (labels are not used). ``classifier``: the net that is explained; needed where the network
+    starts from its weights, and where ``save_pretrained`` is to include it.
     ``folder`` takes checkpoints and the log, and with ``resume`` gives them back; None: nothing is kept.
     """
     config, console = config or ExplainerTraining(), console or Console(quiet=True)
@@ -63,6 +64,8 @@ def fit_explainer(
         console.print(store.describe())
     torch.manual_seed(config.loop.seed)
     explainer = Explainer(surrogate, network_config(config, surrogate.num_players), classifier=classifier)
+    if classifier is not None:
+        explainer.classifier_fingerprint = classifier.fingerprint()
     with kept_or_temporary(folder) as place:
         held_out = hold_out(place, evaluate, unseen, explainer, config, store)
         if surrogate.output == "identity":

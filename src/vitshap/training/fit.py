@@ -60,7 +60,7 @@ def fit_masked_classifier(
     resume: bool = False,
     console: Console | None = None,
 ) -> MaskedModel:
-    """The same with random subsets of patches, so that the classifier is its own surrogate."""
+    """The same with random subsets of patches, in validation too, so that the classifier is its own surrogate."""
     law = uniform_size(model.num_players)
     return _fit_classifier(model, data, val, law, folder, config or ClassifierTraining(), resume, console)
 
@@ -79,6 +79,7 @@ def fit_surrogate(
     """Fine-tune a copy of ``classifier`` so that its answers with missing patches are the classifier's on whole images."""
     config = config or SurrogateTraining()
     surrogate = copy.deepcopy(classifier)
+    surrogate.classifier_fingerprint = classifier.fingerprint()
     classifier = copy.deepcopy(classifier).eval()
     step = SurrogateStep(surrogate, classifier)
     images = Images(surrogate, data, config.augmentation, seed=config.loop.seed)
@@ -116,6 +117,7 @@ def _fit_classifier(
     if config.augmentation is not None and config.augmentation.paste:
         raise ValueError("a classifier cannot learn from pasted images, whose label stays as it was: set paste to 0")
     model = copy.deepcopy(model)
+    model.classifier_fingerprint = None  # whatever it was before, it becomes a net of its own
     images = Images(model, data, config.augmentation, seed=config.loop.seed)
     unseen = Images(model, val, None, seed=config.loop.seed)
     for source in (images.source, unseen.source):
@@ -138,8 +140,13 @@ def _fit_classifier(
     def validate() -> dict[str, float]:
         logits, labels = [], []
         for pixels, batch in unseen.in_order(config.validation_batch):
-            logits.append(model.logits(pixels).float())
-            labels.append(batch.labels)
+            if whole:
+                logits.append(model.logits(pixels).float())
+                labels.append(batch.labels)
+                continue
+            fixed = _drawn(law, batch.indices, config.loop.seed, 0, config.validation_coalitions, VALIDATION)
+            logits.append(model.logits(pixels, fixed).float().flatten(0, 1))
+            labels.append(batch.labels.repeat_interleave(config.validation_coalitions, 0))
         if not isinstance(unseen.source, CachedPixels):
             require_classes(torch.cat(labels), model)
         return scores(torch.cat(logits), torch.cat(labels), model.output, weights)

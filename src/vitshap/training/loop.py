@@ -19,13 +19,13 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, broadcast_object_list
+from accelerate.utils import DistributedDataParallelKwargs
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from vitshap.counter import shuffled
-from vitshap.training import checkpoints, files
+from vitshap.training import checkpoints, files, processes
 from vitshap.training.board import Board
 from vitshap.training.unread import UnreadLoss
 
@@ -63,8 +63,8 @@ class LoopConfig:
     """Stop after so many epochs without a better validation; None: never."""
 
     def __post_init__(self) -> None:
-        for key in ("epochs", "batch_size", "save_every", "validate_every"):
-            if getattr(self, key) < 1:
+        for key in ("epochs", "batch_size", "save_every", "validate_every", "patience"):
+            if getattr(self, key) is not None and getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
         for key in ("learning_rate", "clip"):
             if not getattr(self, key) > 0:
@@ -108,7 +108,7 @@ class Progressed:
 def train(
     task: Task, config: LoopConfig, folder: str | Path, *, resume: bool = False, console: Console | None = None
 ) -> list[dict[str, float]]:
-    """Train, leave the best weights in ``task.trained``, and return one record per epoch."""
+    """Train, leave the best weights in ``task.trained``, and return one record per validation."""
     return _Run(task, config, Path(folder), console or Console(quiet=True)).run(resume)
 
 
@@ -126,6 +126,11 @@ class _Run:
             cpu=device.type == "cpu",
             kwargs_handlers=[together],
         )
+        if config.batch_size < self.accelerator.num_processes:
+            raise ValueError(
+                f"a batch of {config.batch_size} is too small for {self.accelerator.num_processes} processes: "
+                "each takes its part of it"
+            )
         trainable = [p for p in task.step.parameters() if p.requires_grad]
         optimiser = torch.optim.AdamW(
             trainable, lr=config.learning_rate, weight_decay=config.weight_decay, fused=device.type == "cuda"
@@ -138,9 +143,10 @@ class _Run:
         self.total_steps = config.epochs * self.epoch_steps
 
     def run(self, resume: bool) -> list[dict[str, float]]:
-        if resume:
-            self._resume()
-        elif checkpoints.load_latest(self.folder / "checkpoints") is not None:
+        found = processes.from_main(lambda: checkpoints.load_latest(self.folder / "checkpoints"))
+        if found is not None and resume:
+            self._continue_from(found)
+        elif found is not None:
             raise ValueError(
                 f"{self.folder} holds a training already: continue it with resume, or choose another folder"
             )
@@ -232,7 +238,7 @@ class _Run:
 
     def _out_of_patience(self) -> bool:
         patience, history = self.config.patience, self.state.history
-        return patience is not None and bool(history) and history[-1]["epoch"] - self.state.best_epoch >= patience > 0
+        return patience is not None and bool(history) and history[-1]["epoch"] - self.state.best_epoch >= patience
 
     def _save(self) -> None:
         self._read_loss()  # nothing is saved before it is known to be finite
@@ -247,20 +253,15 @@ class _Run:
         regular = self.state.step % self.config.save_every == 0 or self._ended()
         return regular or time.perf_counter() - self.saved > SAVE_SECONDS
 
-    def _resume(self) -> None:
-        found = checkpoints.load_latest(self.folder / "checkpoints")
-        if found is None:
-            return
+    def _continue_from(self, found: checkpoints.Checkpoint) -> None:
         weights = {k.removeprefix("weights."): v for k, v in found.tensors.items() if k.startswith("weights.")}
         files.load_weights(self.task.trained, weights, found.path)
         checkpoints.restore_optimiser(self.optimiser, found.tensors)
         self.state = Progressed(**found.record)
 
     def _load_best(self) -> None:
-        path = self.folder / BEST  # on the disk of the process that wrote it
-        found = broadcast_object_list([files.read_tensors(path) if self.accelerator.is_main_process else None])
-        files.load_weights(self.task.trained, found[0], path)
-        self.accelerator.wait_for_everyone()  # a process that ends while it is sending is aborted
+        path = self.folder / BEST
+        files.load_weights(self.task.trained, processes.from_main(lambda: files.read_tensors(path)), path)
         self.task.trained.eval()
 
     @contextmanager

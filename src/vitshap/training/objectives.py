@@ -31,12 +31,15 @@ def surrogate_loss(classifier_logits: Tensor, surrogate_logits: Tensor, output: 
 
 def classification_loss(logits: Tensor, labels: Tensor, output: Output, class_weights: Tensor | None = None) -> Tensor:
     """Cross-entropy of ``logits`` (``[B, K]``) for ``labels``: classes ``[B]`` for softmax, 0/1 ``[B]`` or ``[B, K]`` for
-    sigmoid, numbers for identity (squared error). ``class_weights`` (``[K]``) weigh classes; for one logit ``[2]``, the
-    weights of 0 and of 1.
+    sigmoid, numbers for identity (squared error). ``class_weights`` (``[K]``) multiply the losses of classes; for one logit
+    ``[2]``, those of 0 and of 1.
     """
     logits = logits.float()
     if output == "softmax":
-        return F.cross_entropy(logits, labels, weight=class_weights)
+        if class_weights is None:
+            return F.cross_entropy(logits, labels)
+        # A plain mean: torch's own divides by the batch's weights, so that a sample would count by who is beside it.
+        return F.cross_entropy(logits, labels, weight=class_weights, reduction="none").mean()
     wanted = labels.to(logits.dtype).view_as(logits)
     if output == "identity":
         return (logits - wanted).square().mean()

@@ -7,14 +7,9 @@ samples, so that it is varied in its own ways and asked about its own coalitions
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset
 
-from vitshap.data import CachedPixels, StreamedPixels
-from vitshap.data.pixels import PixelSource
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
 
@@ -29,8 +24,8 @@ def repeat_unsure(images: Images, model: MaskedModel, times: int) -> None:
         raise ValueError(
             f'values.unsure needs a net that divides probability among classes, not output "{model.output}"'
         )
-    rows = torch.arange(len(images))
-    images.source = _rows_of(images.source, torch.cat([rows, *[unsure(images, model)] * (times - 1)]))
+    again = unsure(images, model)
+    images.source = images.source.repeated(torch.cat([again] * (times - 1)))
 
 
 def unsure(images: Images, model: MaskedModel) -> Tensor:
@@ -41,13 +36,3 @@ def unsure(images: Images, model: MaskedModel) -> Tensor:
             largest = model(pixels).amax(1)
             found.append(images.positions(batch.indices)[largest < SURE])
     return torch.cat(found).cpu()
-
-
-def _rows_of(source: PixelSource, rows: Tensor) -> PixelSource:
-    if isinstance(source, StreamedPixels):
-        some = Subset(cast(Dataset[Any], source.data), rows.tolist())
-        return StreamedPixels(
-            some, source.preprocess, device=source.device, workers=source.workers, unreadable=source.unreadable
-        )
-    at = rows.to(source.pixels.device)
-    return CachedPixels(source.pixels[at], source.labels[at], torch.arange(len(at), device=at.device))

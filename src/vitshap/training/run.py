@@ -30,7 +30,7 @@ from vitshap.training.explainer import fit_explainer, network_config
 from vitshap.training.fit import fit_classifier, fit_masked_classifier, fit_surrogate
 from vitshap.training.loop import BEST
 from vitshap.training.nets import build_model
-from vitshap.training.processes import memory_limit
+from vitshap.training.processes import from_main, memory_limit
 from vitshap.training.recipes import Recipe
 from vitshap.training.settings import differing_keys, read_yaml, to_plain, to_yaml
 from vitshap.training.summary import in_words, summarise
@@ -64,7 +64,7 @@ def run(
     model = build_model(recipe.model, splits.train, keep_head=recipe.classifier is None).to(state.device)
     _announce(recipe, model, splits, state, console)
     if estimate:
-        done = {name for name in STAGES if (out / name / DONE).is_file()}
+        done = from_main(lambda: {name for name in STAGES if (out / name / DONE).is_file()})
         for line in timing.lines(timing.estimate(recipe, model, splits, done=done)):
             console.print(line, highlight=False, soft_wrap=True)
     state.wait_for_everyone()
@@ -161,10 +161,10 @@ class _Stages:
     def _stage(self, name: str, fit: Callable[[Path], M], empty: Callable[[], M]) -> M:
         """Train, or put the best weights of a training that is done into an ``empty`` net."""
         folder = self.out / name
-        if (folder / DONE).is_file():
+        if from_main((folder / DONE).is_file):
             self.console.print(f"{name}: done before, loaded from {folder / BEST}", highlight=False, soft_wrap=True)
             net = empty()
-            files.load_weights(net, files.read_tensors(folder / BEST), folder / BEST)
+            files.load_weights(net, from_main(lambda: files.read_tensors(folder / BEST)), folder / BEST)
             return net.to(self.state.device).eval()
         self.console.print(f"training the {name}", style="bold")
         started = time.perf_counter()

@@ -17,7 +17,7 @@ import torch
 from accelerate import PartialState
 from torch import Tensor
 
-from vitshap.coalitions import fixed_size, shapley_kernel, uniform_size
+from vitshap.coalitions import shapley_kernel, uniform_size
 from vitshap.data import (
     Augmentation,
     Batch,
@@ -97,17 +97,16 @@ class _Clock:
     def classifier(self, recipe: Recipe) -> StageTime:
         config, model = recipe.classifier, copy.deepcopy(self.model)
         assert config is not None
-        d = model.num_players
-        law, trained = uniform_size(d) if recipe.masked else fixed_size(d, d), ClassifierStep(model, None)
+        law, trained = uniform_size(model.num_players), ClassifierStep(model, None)
 
-        def loss(pixels: Tensor, batch: Batch) -> Tensor:
+        def loss(pixels: Tensor, batch: Batch, coalitions: int = config.coalitions) -> Tensor:
             if not recipe.masked:
                 return trained.forward(pixels, batch.labels)
-            some = sample_coalitions(law, batch.indices, seed=0, epoch=0, n=config.coalitions)
+            some = sample_coalitions(law, batch.indices, seed=0, epoch=0, n=coalitions)
             return trained.forward(pixels, batch.labels, some)
 
         step = self._step(model, config.augmentation, config.loop, loss)
-        check = self._per_image(lambda pixels, _: model.logits(pixels), config.validation_batch)
+        check = self._per_image(lambda p, b: loss(p, b, config.validation_coalitions), config.validation_batch)
         return self._stage("classifier", config.loop, step, check)
 
     def surrogate(self, recipe: Recipe) -> StageTime:
