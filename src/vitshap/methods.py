@@ -88,8 +88,8 @@ class Method(InputShaped, ABC):
     _: KW_ONLY
     players: PlayersLike | None = None
     """Who plays; None: as the model was wrapped."""
-    prediction_by: PredictionBy = "classifier"
-    """What kind of net the model is."""
+    prediction_by: PredictionBy | None = None
+    """What kind of net the model is; None: a surrogate if it says that it stands for a classifier."""
 
     name: ClassVar[str]
     additive: ClassVar[bool] = False
@@ -126,7 +126,7 @@ class Method(InputShaped, ABC):
             additive=self.additive,
             unit=self.model.unit if self.unit is None else self.unit,
             class_specific=self.class_specific,
-            prediction_by=self.prediction_by,
+            prediction_by=self.prediction_by or _kind(self.model),
             class_names=self.model.class_names,
             boxes=prepared.boxes,
             seconds=(_now(prepared.pixels.device) - start) / game.batch_size,
@@ -159,6 +159,10 @@ def register(name: str, location: str, /) -> None:
     if _TABLE.get(name, location) != location:
         raise ValueError(f'the name "{name}" is taken by {_TABLE[name]}')
     _TABLE[name] = location
+
+
+def _kind(model: ExplainableModel) -> PredictionBy:
+    return "classifier" if getattr(model, "classifier_fingerprint", None) is None else "surrogate"
 
 
 def explain_game(

@@ -299,6 +299,18 @@ def test_the_classifier_can_be_stored_too(tmp_path: Path) -> None:
     Explainer.from_pretrained(tmp_path / "explainer", classifier=classifier)
 
 
+def test_what_was_measured_goes_with_a_loaded_explainer(tmp_path: Path) -> None:
+    _explainer().save_pretrained(tmp_path / "first", quality={"unknown_threshold": 0.9})
+    loaded = Explainer.from_pretrained(tmp_path / "first")
+    assert loaded.quality == {"unknown_threshold": 0.9}
+    loaded.save_pretrained(tmp_path / "copy")
+    assert bundle.read(tmp_path / "copy")["quality"] == {"unknown_threshold": 0.9}
+    loaded.save_pretrained(tmp_path / "anew", quality={"unknown_threshold": 0.5})
+    assert bundle.read(tmp_path / "anew")["quality"] == {"unknown_threshold": 0.5}
+    with pytest.raises(TypeError, match="classifier is a net, wrapped or not; got str"):
+        Explainer.from_pretrained(tmp_path / "first", classifier="net")
+
+
 def test_a_classifier_that_nobody_named_cannot_be_stored_nor_compared(tmp_path: Path) -> None:
     explainer = _explainer()
     with _one_line("the explained net is not known"):

@@ -204,7 +204,7 @@ def test_bundles_that_cannot_be_used(home: Path, bundle: Path) -> None:
 def test_a_bundle_with_a_model_must_be_made_for_it(home: Path, bundle: Path) -> None:
     made.model(seed=0).net.save_pretrained(home / "right")
     made.model(seed=9).net.save_pretrained(home / "wrong")
-    _refused("photos", "--bundle", bundle, "--model", home / "wrong", match="made for another model")
+    _refused("photos", "--bundle", bundle, "--model", home / "wrong", match="does not say which net it was made for")
     assert _run("photos", "--bundle", bundle, "--model", home / "right", "--no-heatmaps").exit_code == 0
 
 
@@ -214,6 +214,44 @@ def test_the_surrogate_of_a_bundle_with_another_method(home: Path, bundle: Path)
     record = json.loads(out.stdout)
     assert (record["method"], record["evaluations"]) == ("exact", 2**16)
     assert "not fine-tuned" not in out.stderr
+
+
+def test_what_was_measured_is_said_in_words_and_of_the_explainer_alone(home: Path, tmp_path: Path) -> None:
+    quality = {"target": 0.927312, "classifier": {"accuracy": 0.98765}}
+    measured = made.bundle(tmp_path / "measured", quality=quality)
+    for options, said in (([], True), (["--method", "random"], False)):
+        assert _run("photos/0.png", "--bundle", measured, "--no-heatmaps", *options).exit_code == 0
+        report = (home / "vitshap-output" / "report.html").read_text()
+        assert ("correlation with converged Shapley values" in report) == said
+        assert ("0.9273" in report) == said
+        assert ("classifier, accuracy" in report) == said
+        assert "{&#x27;" not in report
+        assert "{'" not in report.partition("<script")[0].partition("<body")[2]
+
+
+def test_a_reader_who_has_enough_is_no_error(home: Path, bundle: Path) -> None:
+    made.photos(home / "many", 60)
+    command = (
+        f"{sys.executable} -m vitshap explain many --bundle '{bundle}' --batch 1 --json - --no-heatmaps | head -n 1"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f"{command}; echo ${{PIPESTATUS[0]}}"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    line, code = done.stdout.splitlines()
+    assert json.loads(line)["explained"]
+    assert code == "141"
+    assert "rror" not in done.stderr
+
+
+def test_where_nothing_was_explained_no_report_is_named(home: Path, bundle: Path) -> None:
+    (home / "broken.png").write_bytes(b"")
+    result = _run("broken.png", "--bundle", bundle)
+    assert result.exit_code == 2
+    assert "Report" not in result.output
 
 
 def test_any_net_at_once_with_error_bars(home: Path, weights: Path) -> None:

@@ -333,3 +333,18 @@ def test_a_coalition_costs_as_many_tokens_as_it_has() -> None:
     model.evaluation = "full"
     assert model.evaluation_cost().unique().numel() == 1
     assert wrap(nets.build("timm DeiT"), removal="pixels").evaluation_cost().unique().numel() == 1
+
+
+@pytest.mark.parametrize(
+    ("images", "said"),
+    [
+        ([], "got an empty list"),
+        ([torch.zeros(3, 32, 32)], "got a list of Tensor"),
+        (("a.jpg", 3), "got a tuple of int"),
+        (3, "got int"),
+    ],
+)
+def test_what_is_no_image_is_named(images: object, said: str) -> None:
+    model = wrap(nets.build("timm ViT"), check=False)
+    with pytest.raises(TypeError, match=f"one or a list; {said}$"):
+        model(images)

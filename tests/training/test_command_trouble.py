@@ -16,6 +16,8 @@ from vitshap.cli import app
 from vitshap.data import load_data
 from vitshap.explainers import Explainer
 from vitshap.training.loop import BEST
+from vitshap.training.nets import build_model
+from vitshap.training.recipes import load_recipe
 
 SMALL = ["model.image_size=8", "model.patch_size=4", "model.hidden_size=16", "model.layers=1", "model.heads=2"]
 FEW = [f"{s}.loop.{key}" for s in ("classifier", "surrogate", "explainer") for key in ("epochs=1", "batch_size=8")]
@@ -41,7 +43,37 @@ def test_one_bad_image_is_no_reason_to_stop_wherever_it_is(tmp_path: Path) -> No
     result = _train(images, tmp_path / "other")
     assert result.exit_code == 2
     assert "of 120 images cannot be read, which is more than 1 %" in result.output
-    assert not (tmp_path / "other" / "classifier").exists(), "told before anything is trained"
+    assert not (tmp_path / "other").exists(), "told before anything is begun, so that it can be tried again"
+
+
+def test_other_images_are_not_what_was_begun(tmp_path: Path) -> None:
+    images = trees.class_folders(tmp_path / "images", {"cats": 24, "dogs": 20})
+    out = tmp_path / "out"
+    assert _train(images, out).exit_code == 0
+    moved = next((images / "cats").iterdir())
+    moved = moved.rename(moved.with_stem("another"))
+    renamed = _train(images, out, "--resume")
+    assert renamed.exit_code == 2
+    assert "was begun with other images (" in renamed.output
+    moved.unlink()
+    fewer = _train(images, out, "--resume")
+    assert fewer.exit_code == 2
+    assert " then, " in fewer.output
+
+
+def test_all_batches_that_are_too_large_are_named_at_once(tmp_path: Path) -> None:
+    images = trees.class_folders(tmp_path / "images", {"cats": 24, "dogs": 20})
+    sets = [f"{name}.loop.batch_size=64" for name in ("classifier", "explainer")]
+    result = _train(images, tmp_path / "out", *(part for setting in sets for part in ("--set", setting)))
+    assert result.exit_code == 2
+    assert "(--set classifier.loop.batch_size=N --set explainer.loop.batch_size=N)" in result.output
+
+
+def test_a_plain_vit_whatever_library_the_recipe_has(tmp_path: Path) -> None:
+    assert load_recipe("folder").model.library == "timm"
+    data = load_data(trees.class_folders(tmp_path / "images", {"cats": 24, "dogs": 20})).train
+    settings = load_recipe("folder", settings=["model.name=vit", *SMALL]).model
+    assert isinstance(build_model(settings, data).net, ViTForImageClassification)
 
 
 def test_what_has_not_begun_may_change(tmp_path: Path) -> None:

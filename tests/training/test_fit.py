@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
+import vitshap
 from vitshap.coalitions import uniform_size
 from vitshap.data import Augmentation, Splits, load_digits, sample_coalitions
 from vitshap.estimators.exact import exact
@@ -81,7 +82,10 @@ def test_a_bundle_knows_the_net_that_was_explained(classifier: MaskedModel, digi
     surrogate = fit_surrogate(classifier, digits.train, digits.val, None, SurrogateTraining(_loop(1, 1e-3), None))
     explainer = fit_explainer(surrogate, digits.train, digits.val, None, _paper(1, 1e-3))
     explainer.save_pretrained(tmp_path / "by its surrogate")
-    Explainer.from_pretrained(tmp_path / "by its surrogate", classifier=classifier)
+    loaded = Explainer.from_pretrained(tmp_path / "by its surrogate", classifier=classifier)
+    pixels = torch.stack([pixels for pixels, _ in digits.test])
+    for model, kind in ((classifier, "classifier"), (surrogate, "surrogate"), (loaded.surrogate, "surrogate")):
+        assert vitshap.method("random", model)(pixels).prediction_by == kind
     explainer = fit_explainer(surrogate, digits.train, digits.val, None, _paper(1, 1e-3), classifier=classifier)
     explainer.save_pretrained(tmp_path / "whole", half=True, include_classifier=True)
     loaded = Explainer.from_pretrained(tmp_path / "whole", classifier=classifier)

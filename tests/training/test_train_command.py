@@ -51,7 +51,7 @@ def test_a_folder_of_images_becomes_an_explainer(images: Path, tmp_path: Path) -
     assert code == 0, said
     for line in ("in all about ", "training the surrogate", "classifier on ", "of the uniform explanation"):
         assert line in said
-    assert {path.name for path in out.iterdir()} == {*STAGES, "bundle", "recipe.yaml", "summary.json"}
+    assert {path.name for path in out.iterdir()} == {*STAGES, "bundle", "images.json", "recipe.yaml", "summary.json"}
     summary = json.loads((out / "summary.json").read_text())
     assert 0 <= summary["classifier"]["accuracy"] <= 1
     assert set(summary["surrogate"]) == {"divergence_8_of_16", "divergence_4_of_16"}
@@ -160,6 +160,10 @@ def test_weights_of_a_timm_net_with_another_head(images: Path, tmp_path: Path) -
     built = build_model(settings, data)
     assert built.num_classes == 2
     torch.testing.assert_close(built.net.blocks[3].mlp.fc1.weight, given.blocks[3].mlp.fc1.weight.half().float())
+    save_file({f"net.{name}": tensor for name, tensor in built.net.state_dict().items()}, tmp_path / "best.safetensors")
+    own = [*model_settings[:1], f"model.weights={tmp_path / 'best.safetensors'}"]  # as a training of ours stores them
+    again = build_model(load_recipe("folder", model="vit_tiny_patch16_224", settings=own).model, data)
+    assert again.fingerprint() == built.fingerprint()
     chosen = [*model_settings, "model.head_rows=[4, 2]", "model.as_transformers=true"]
     converted = build_model(load_recipe("folder", model="vit_tiny_patch16_224", settings=chosen).model, data)
     torch.testing.assert_close(converted.net.classifier.weight, given.head.weight[[4, 2]].half().float())

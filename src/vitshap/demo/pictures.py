@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from vitshap import plots
 from vitshap.demo.compare import Comparison
+from vitshap.training.begun import STAGES
 from vitshap.training.loop import LOG
-from vitshap.training.run import STAGES
 
 CLASSES = 5
 OVERLAY_ALPHA = 0.6

@@ -57,7 +57,7 @@ def save(
         half: store weights in 16 bits; what is loaded computes in the net's own precision all the same.
         include_classifier: store the explained net too: the one that the explainer was made with (True), or this one.
             Without it its fingerprint alone is stored, if it is known.
-        quality: what was measured, as plain numbers and text by name.
+        quality: what was measured, as plain numbers and text by name; None: what a loaded explainer was stored with.
         overwrite: replace a stored explainer that is there already.
     """
     folders.check_free(Path(os.path.expanduser(folder)).resolve(), overwrite=overwrite)  # before any work
@@ -81,7 +81,7 @@ def save(
         "explainer": {"config": _fields(explainer.network.config), "left_out": sorted(left_out)},
         "classifier": classifier,
         "half": half,
-        "quality": quality,
+        "quality": explainer.quality if quality is None else quality,
     }
     try:
         return folders.write(folder, tensors, config, write_card(config), overwrite=overwrite)
@@ -102,6 +102,8 @@ def load(
 
     With ``classifier`` it must be the net that the explainer was made for, weight by weight.
     """
+    if not isinstance(classifier, nn.Module | None):
+        raise TypeError(f"classifier is a net, wrapped or not; got {type(classifier).__name__}")
     folder = folders.find(name)
     config = folders.read_config(folder)
     with _as_bundle_error(folder):
@@ -111,6 +113,7 @@ def load(
         surrogate.classifier_fingerprint = config["classifier"]["fingerprint"]
         explainer = _explainer(folder, surrogate, config)
         explainer.classifier_as_stored = config["classifier"].get("as_stored")
+        explainer.quality = config.get("quality")
     surrogate.to(device)
     return explainer.to(device)
 

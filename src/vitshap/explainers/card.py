@@ -101,14 +101,15 @@ def _classes(names: list[str] | None) -> str:
 def _quality(quality: dict[str, Any] | None) -> str:
     if not quality:
         return "Not measured."
-    rows = "\n".join(f"| {name} | {value} |" for name, value in _flat(quality))
+    rows = "\n".join(f"| {name} | {value} |" for name, value in measured(quality))
     return f"| measure | value |\n|---|---|\n{rows}"
 
 
-def _flat(quality: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+def measured(quality: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Every number that was measured: what it is in words, and the number as a text."""
     for name, value in quality.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{above}{name}, ")
+            yield from measured(value, f"{above}{name}, ")
         else:
             said = f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
             yield MEASURES.get(above + name, above + name), said

@@ -28,6 +28,8 @@ class Explainer(InputShaped, nn.Module):
     """SHA-256 of the explained net's weights (``MaskedModel.fingerprint``), if known; stored with the explainer."""
     classifier_as_stored: str | None = None
     """The same of the copy that a bundle holds, which may be rounded."""
+    quality: dict[str, Any] | None = None
+    """What was measured of it, as it was stored with it."""
 
     def __init__(
         self, surrogate: MaskedModel, config: ExplainerConfig | None = None, *, classifier: MaskedModel | None = None

@@ -1,12 +1,13 @@
 """``vitshap explain``: options in, results out as they come, an exit code at the end.
 
 0: all images were explained. 1: some could not be, the others were. 2: nothing could be done as asked, said in one line.
-130: interrupted; what was done by then is in the report.
+130: interrupted; what was done by then is in the report. 141: whoever read the results has stopped reading.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 import warnings
 from contextlib import ExitStack
@@ -66,6 +67,9 @@ def run(request: Request) -> int:
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # said as a note of the image
         try:
             return _run(request, terminal)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more is said, at the exit neither
+            return 141
         except (ValueError, OSError) as error:
             terminal.complain(f"error: {' '.join(str(error).split())}")
             return 2
@@ -108,27 +112,30 @@ class _Tally:
     failed: int = 0
     doubtful: int = 0
 
+    def add(self, entry: Explained | Failed) -> None:
+        if isinstance(entry, Failed):
+            self.failed += 1
+        else:
+            self.explained += 1
+            self.doubtful += bool(entry.warnings)
+
 
 def _take(
     entry: Explained | Failed, sinks: list[Sink], tally: _Tally, source: Source, terminal: Terminal, request: Request
 ) -> None:
     for sink in sinks:
         sink.add(entry)
-    lines = spoken.about_entry(entry, source, k=request.patches)
-    if isinstance(entry, Failed):
-        tally.failed += 1
-        terminal.complain(*lines)
-    else:
-        tally.explained += 1
-        tally.doubtful += bool(entry.warnings)
-        terminal.say(*lines)
+    tally.add(entry)
+    speak = terminal.complain if isinstance(entry, Failed) else terminal.say
+    speak(*spoken.about_entry(entry, source, k=request.patches))
 
 
 def _end(request: Request, tally: _Tally, terminal: Terminal, photos: int) -> int:
     if tally.doubtful:
         terminal.say(spoken.nothing_fits(tally.doubtful, tally.explained))
-    files = "heatmaps" if _drawn(request, photos) else "no heatmaps as files: --heatmaps"
-    terminal.say(f"Report: {request.out / 'report.html'} ({files})")
+    if tally.explained:
+        files = "heatmaps" if _drawn(request, photos) else "no heatmaps as files: --heatmaps"
+        terminal.say(f"Report: {request.out / 'report.html'} ({files})")
     if not tally.failed:
         return 0
     total = tally.failed + tally.explained

@@ -18,6 +18,7 @@ from torch import Tensor
 from vitshap._version import __version__
 from vitshap.coalitions import shapley_kernel
 from vitshap.explainers import Explainer, bundle
+from vitshap.explainers.card import measured
 from vitshap.explaining.nets import load_model
 from vitshap.explaining.wanted import Wanted
 from vitshap.explanation import Explanation
@@ -156,7 +157,7 @@ def open_bundle(
         EXPLAINER,
         f"bundle {name}: {config['surrogate']['net']['name']} of {config['surrogate']['net']['library']}",
         unknown_below=_threshold(quality, explainer.surrogate),
-        settings={f"measured: {key}": str(value) for key, value in quality.items()},
+        settings={f"measured: {what}": value for what, value in measured(quality)},
     )
     if method_name in (None, EXPLAINER):
         if budget is not None:
@@ -165,7 +166,7 @@ def open_bundle(
             )
         return source
     chosen = _method(str(method_name), explainer.surrogate, budget, prediction_by="surrogate")
-    return replace(source, method=chosen, method_name=str(method_name))
+    return replace(source, method=chosen, method_name=str(method_name), settings={})  # the explainer was measured
 
 
 def open_model(

@@ -184,7 +184,7 @@ class MaskedModel(nn.Module):
                 check_finite(images)
             return Prepared(images, None)
         if not is_photo(images):
-            raise TypeError(f"images are a tensor, PIL images or paths, got {type(images).__name__}")
+            raise TypeError(f"images are a tensor, or PIL images or paths, one or a list; got {_said(images)}")
         if self.preprocess is None:
             raise ValueError(
                 "this net does not say how to prepare photos: give wrap(..., preprocess=...) a function from a PIL image "
@@ -267,3 +267,10 @@ def check_finite(pixels: Tensor) -> None:
     """A clear complaint about NaN and infinity, which would otherwise spread over the whole image."""
     if not bool(torch.isfinite(pixels).all()):
         raise ValueError("images contain pixels that are not finite (NaN or infinity)")
+
+
+def _said(images: object) -> str:
+    if not isinstance(images, list | tuple):
+        return type(images).__name__
+    kinds = sorted({type(image).__name__ for image in images if not is_photo(image)})
+    return f"a {type(images).__name__} of {', '.join(kinds)}" if kinds else f"an empty {type(images).__name__}"

@@ -14,13 +14,17 @@ from torch import Tensor, nn
 from vitshap.training.files import misfit
 from vitshap.training.recipes import ModelSettings
 
+_OF_A_WRAPPED_NET = "net."
+
 
 def read_state(path: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, in float32."""
+    """The tensors of a safetensors file, in float32; ``best.safetensors`` of a training of ours is one."""
     try:
-        return {name: tensor.float() for name, tensor in load_file(Path(os.path.expanduser(path))).items()}
+        state = load_file(Path(os.path.expanduser(path)))
     except (SafetensorError, OSError) as error:
         raise ValueError(f"model.weights: {path} cannot be read as safetensors ({one_line(error)})") from error
+    ours = all(name.startswith(_OF_A_WRAPPED_NET) for name in state)
+    return {name.removeprefix(_OF_A_WRAPPED_NET) if ours else name: value.float() for name, value in state.items()}
 
 
 def load_state(net: nn.Module, state: dict[str, Tensor], settings: ModelSettings) -> None:

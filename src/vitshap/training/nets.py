@@ -34,7 +34,7 @@ def build_model(settings: ModelSettings, data: ImageData, *, keep_head: bool = F
     names = _class_names(settings, data)
     torch.manual_seed(settings.seed)
     preprocess: Preprocess | None
-    if settings.name == "vit" and settings.library != "timm":
+    if settings.name == "vit":
         net, preprocess = _plain_vit(settings, data, names)
     elif _library(settings) == "timm":
         net, preprocess = _timm(settings, data, names, keep_head)
@@ -63,7 +63,7 @@ def _class_names(settings: ModelSettings, data: ImageData) -> list[str]:
 
 
 def _library(settings: ModelSettings) -> str:
-    if settings.library != "auto":
+    if settings.library != "auto" and settings.name != "vit":  # whatever a recipe says of the net that it had before
         return settings.library
     if settings.name.startswith(("hf_hub:", "hf-hub:")):  # timm's own way to the hub
         return "timm"

@@ -42,7 +42,7 @@ class ModelSettings:
     name: str = "vit"
     """A timm name, a transformers hub id or local folder, or "vit": transformers' plain ViT of the sizes below."""
     library: Literal["auto", "transformers", "timm"] = "auto"
-    """Whose name it is; auto: transformers for "vit", for folders and for names with a slash, else timm."""
+    """Whose name it is; auto: transformers for folders and for names with a slash, else timm. "vit" is always ours."""
     pretrained: bool = True
     """Start from the library's pre-trained weights; "vit" has none."""
     weights: str | None = None

@@ -1,8 +1,8 @@
 """``vitshap train``: a recipe from beginning to end, in stages that can be interrupted and continued.
 
-The folder holds ``recipe.yaml`` (every setting as it was used), a folder for each training with its checkpoints, log, best
-weights and, once it has ended, ``done.json``; then ``summary.json`` and ``bundle``. With several processes (``accelerate
-launch``) all compute, and one prints and writes.
+The folder holds ``recipe.yaml`` (every setting as it was used) and ``images.json`` (which images), a folder for each
+training with its checkpoints, log, best weights and, once it has ended, ``done.json``; then ``summary.json`` and
+``bundle``. With several processes (``accelerate launch``) all compute, and one prints and writes.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ from accelerate import PartialState
 from rich.console import Console
 from torch import nn
 
-from vitshap.data import ImageData, PixelSource, Splits, load_data, open_pixels, require_a_batch
+from vitshap.data import PixelSource, Splits, load_data, open_pixels, require_a_batch
 from vitshap.data.items import Unreadable
 from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel
 from vitshap.training import files, timing
 from vitshap.training.batches import decodes_by
+from vitshap.training.begun import DONE, STAGES, check_folder, check_images, note
 from vitshap.training.explainer import fit_explainer, network_config
 from vitshap.training.fit import fit_classifier, fit_masked_classifier, fit_surrogate
 from vitshap.training.loop import BEST
 from vitshap.training.nets import build_model
 from vitshap.training.processes import from_main, memory_limit
 from vitshap.training.recipes import Recipe
-from vitshap.training.settings import differing_keys, read_yaml, to_plain, to_yaml
 from vitshap.training.summary import in_words, summarise
 
-RECIPE, DONE, SUMMARY, BUNDLE = "recipe.yaml", "done.json", "summary.json", "bundle"
-STAGES = ("classifier", "surrogate", "explainer")
+SUMMARY, BUNDLE = "summary.json", "bundle"
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -61,18 +60,18 @@ def run(
         console = Console(quiet=True)
     with state.main_process_first():  # one process unpacks archives, the others find them unpacked
         splits = _data(recipe)
+    from_main(lambda: check_images(splits, out))
     model = build_model(recipe.model, splits.train, keep_head=recipe.classifier is None).to(state.device)
     _announce(recipe, model, splits, state, console)
     if estimate:
         done = from_main(lambda: {name for name in STAGES if (out / name / DONE).is_file()})
         for line in timing.lines(timing.estimate(recipe, model, splits, done=done)):
             console.print(line, highlight=False, soft_wrap=True)
+    stages = _Stages(recipe, out, _opened(model, splits), state, console)
     state.wait_for_everyone()
-    if state.is_main_process:
-        out.mkdir(parents=True, exist_ok=True)
-        files.write_text(out / RECIPE, to_yaml(to_plain(recipe)))
+    if state.is_main_process:  # not before all images were read: what fails until then leaves nothing behind
+        note(recipe, splits, out)
     state.wait_for_everyone()
-    stages = _Stages(recipe, out, splits, state, console)
     classifier, surrogate, explainer = stages.run(model)
     if state.is_main_process:
         explainer.classifier_fingerprint = classifier.fingerprint()
@@ -89,38 +88,18 @@ def run(
     return explainer
 
 
-def check_folder(recipe: Recipe, out: Path, *, resume: bool) -> None:
-    """Refuse to write over something, or to continue with other settings than those it was begun with."""
-    if out.is_file():
-        raise ValueError(f"{out} is a file: name a folder")
-    if not out.exists() or not any(out.iterdir()):
-        return
-    begun = out / RECIPE
-    if not resume:
-        hint = "continue it with --resume, or " if begun.is_file() else ""
-        raise ValueError(f"the folder {out} is not empty: {hint}choose another with --out")
-    if not begun.is_file():
-        raise ValueError(f"{out} holds no training that could be continued: it has no {RECIPE}")
-    differing = differing_keys(read_yaml(begun.read_text(encoding="utf-8"), str(begun)), to_plain(recipe))
-    begun_stages = [name for name in STAGES if (out / name / "checkpoints").exists() or (out / name / DONE).is_file()]
-    free = tuple(f"{name}{sign}" for name in STAGES if name not in begun_stages for sign in ".:")  # may change
-    if differing := [line for line in differing if not line.startswith(free)]:
-        raise ValueError(
-            f"{out} was begun with another recipe and cannot be continued with this one; {begun.name} / now: "
-            f"{'; '.join(differing)}"
-        )
-
-
 class _Stages:
     """The three trainings; one that is done is loaded, one that was interrupted continues."""
 
-    def __init__(self, recipe: Recipe, out: Path, splits: Splits, state: PartialState, console: Console) -> None:
-        self.recipe, self.out, self.splits, self.state, self.console = recipe, out, splits, state, console
-        self.test: PixelSource
+    def __init__(
+        self, recipe: Recipe, out: Path, images: list[PixelSource], state: PartialState, console: Console
+    ) -> None:
+        self.recipe, self.out, self.state, self.console = recipe, out, state, console
+        self.train, self.val, self.test = images
 
     def run(self, model: MaskedModel) -> tuple[MaskedModel, MaskedModel, Explainer]:
         recipe = self.recipe
-        data, val, self.test = self._opened(model)
+        data, val = self.train, self.val
         classifier, surrogate = model, model
         if recipe.classifier is not None:
             fit = fit_masked_classifier if recipe.masked else fit_classifier
@@ -148,16 +127,6 @@ class _Stages:
         )
         return classifier, surrogate, explainer
 
-    def _opened(self, model: MaskedModel) -> list[PixelSource]:
-        """The three parts, decoded once, for all nets see images of one size. What cannot be read is counted together, and
-        told before hours are spent."""
-        how = decodes_by(model)
-        unreadable = Unreadable(sum(len(part) for part in self.splits))
-        return [
-            open_pixels(part, how, device=model.device, memory_limit=memory_limit(model.device), unreadable=unreadable)
-            for part in self.splits
-        ]
-
     def _stage(self, name: str, fit: Callable[[Path], M], empty: Callable[[], M]) -> M:
         """Train, or put the best weights of a training that is done into an ``empty`` net."""
         folder = self.out / name
@@ -175,6 +144,16 @@ class _Stages:
             files.write_text(folder / DONE, json.dumps(record) + "\n")
         self.state.wait_for_everyone()
         return trained
+
+
+def _opened(model: MaskedModel, splits: Splits) -> list[PixelSource]:
+    """The three parts, decoded once, for all nets see images of one size. What cannot be read is counted together, and
+    told before hours are spent."""
+    how, unreadable = decodes_by(model), Unreadable(sum(len(part) for part in splits))
+    return [
+        open_pixels(part, how, device=model.device, memory_limit=memory_limit(model.device), unreadable=unreadable)
+        for part in splits
+    ]
 
 
 def _processes(device: str | torch.device) -> Any:
@@ -200,18 +179,15 @@ def _data(recipe: Recipe) -> Splits:
         seed=settings.seed,
         cache=settings.cache,
     )
-    for name in STAGES:
-        training = getattr(recipe, name)
-        if training is not None:
-            _check_size(splits.train, training.loop.batch_size, name)
+    trainings = {name: getattr(recipe, name) for name in STAGES if getattr(recipe, name) is not None}
+    too_large = [name for name, training in trainings.items() if training.loop.batch_size > len(splits.train)]
+    if too_large:
+        hint = " ".join(f"--set {name}.loop.batch_size=N" for name in too_large)
+        try:
+            require_a_batch(len(splits.train), trainings[too_large[0]].loop.batch_size, "the training set")
+        except ValueError as error:
+            raise ValueError(f"{error} ({hint})") from error
     return splits
-
-
-def _check_size(data: ImageData, batch_size: int, name: str) -> None:
-    try:
-        require_a_batch(len(data), batch_size, "the training set")
-    except ValueError as error:
-        raise ValueError(f"{error} (--set {name}.loop.batch_size=...)") from error
 
 
 def _names(classes: Sequence[str]) -> str:

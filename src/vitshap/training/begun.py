@@ -1,0 +1,81 @@
+"""A folder in which something was begun: it is not written over, nor continued with other settings or other images."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitshap.data import ImageData, Splits
+from vitshap.training import files
+from vitshap.training.recipes import Recipe
+from vitshap.training.settings import differing_keys, read_yaml, to_plain, to_yaml
+
+RECIPE, IMAGES, DONE = "recipe.yaml", "images.json", "done.json"
+STAGES = ("classifier", "surrogate", "explainer")
+
+
+def check_folder(recipe: Recipe, out: Path, *, resume: bool) -> None:
+    """Refuse to write over something, or to continue with other settings than those it was begun with."""
+    if out.is_file():
+        raise ValueError(f"{out} is a file: name a folder")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    begun = out / RECIPE
+    if not resume:
+        hint = "continue it with --resume, or " if begun.is_file() else ""
+        raise ValueError(f"the folder {out} is not empty: {hint}choose another with --out")
+    if not begun.is_file():
+        raise ValueError(f"{out} holds no training that could be continued: it has no {RECIPE}")
+    differing = differing_keys(read_yaml(begun.read_text(encoding="utf-8"), str(begun)), to_plain(recipe))
+    begun_stages = [name for name in STAGES if (out / name / "checkpoints").exists() or (out / name / DONE).is_file()]
+    free = tuple(f"{name}{sign}" for name in STAGES if name not in begun_stages for sign in ".:")  # may change
+    if differing := [line for line in differing if not line.startswith(free)]:
+        raise ValueError(
+            f"{out} was begun with another recipe and cannot be continued with this one; {begun.name} / now: "
+            f"{'; '.join(differing)}"
+        )
+
+
+def check_images(splits: Splits, out: Path) -> None:
+    """Refuse to continue with other images than those it was begun with."""
+    try:
+        before = json.loads((out / IMAGES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # nothing was begun
+    for name, now in _described(splits).items():
+        then = before.get(name, {})
+        if then != now:
+            counts = (
+                f"{then.get('images'):,} then, {now['images']:,} now" if then.get("images") != now["images"] else ""
+            )
+            raise ValueError(
+                f"{out} was begun with other images ({name}: {counts or 'as many, but not the same'}): choose another "
+                "folder with --out"
+            )
+
+
+def note(recipe: Recipe, splits: Splits, out: Path) -> None:
+    """Write down what is begun here."""
+    files.write_text(out / RECIPE, to_yaml(to_plain(recipe)))
+    files.write_text(out / IMAGES, json.dumps(_described(splits), indent=2) + "\n")
+
+
+def _described(splits: Splits) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"images": len(part), "sha256": _hash(part)} for name, part in zip(Splits._fields, splits, strict=True)
+    }
+
+
+def _hash(data: ImageData) -> str:
+    """Of what the images are called, or of their pixels, and of their classes."""
+    digest = hashlib.sha256(json.dumps(data.class_names).encode())
+    digest.update(data.labels.numpy().tobytes())
+    if isinstance(data.images, Tensor):
+        digest.update(data.images.contiguous().numpy().tobytes())
+    else:
+        digest.update("\0".join(f"{path.parent.name}/{path.name}" for path in data.images).encode())
+    return digest.hexdigest()
