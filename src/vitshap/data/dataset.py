@@ -85,12 +85,12 @@ def require_labels(labels: Tensor, classes: int, name: str = "the data set") -> 
         raise ValueError(f"{name}: labels of {classes} classes are 0 to {classes - 1}, got {span}")
 
 
-def require_a_batch(count: int, batch_size: int, name: str = "the data set") -> None:
-    """Refuse to train on fewer images than one batch."""
+def require_a_batch(count: int, batch_size: int, name: str = "the data set", *, set_by: str = "") -> None:
+    """Refuse to train on fewer images than one batch; ``set_by`` tells how its size is set."""
     if batch_size < 1:
         raise ValueError(f"the batch size must be at least 1, got {batch_size}")
     if count < batch_size:
         raise ValueError(
             f"{name} has {count:,} images, fewer than one batch of {batch_size:,}: "
-            f"use a batch size of at most {count:,}, or more images"
+            f"use a batch size of at most {count:,}, or more images" + (f" ({set_by})" if set_by else "")
         )

@@ -36,14 +36,17 @@ class Explainer(InputShaped, nn.Module):
     ) -> None:
         """A network with a fresh head on the surrogate's trunk; the surrogate itself is not trained with it.
 
-        ``classifier``, the explained net, is needed for ``ExplainerConfig(init="classifier")``, and to store it too.
+        ``classifier``, the explained net, is needed for ``ExplainerConfig(init="classifier")``, and to store it too;
+        without it what the surrogate knows of it is taken.
         """
         super().__init__()
         if surrogate.removal == "random":
             raise ValueError('with removal="random" v(0) differs between images: an explainer needs another removal')
         self._surrogate = [surrogate]  # in a list: its weights are neither this module's parameters nor saved with it
         self._classifier = [classifier]
-        self.classifier_fingerprint = surrogate.classifier_fingerprint
+        self.classifier_fingerprint = (
+            surrogate.classifier_fingerprint if classifier is None else classifier.fingerprint()
+        )
         self.network = ExplainerNetwork(surrogate, config, classifier=classifier)
         blank = torch.zeros(1, surrogate.adapter.channels, *surrogate.image_size)
         parameter = next(surrogate.net.parameters())

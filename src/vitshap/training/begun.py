@@ -48,14 +48,11 @@ def check_images(splits: Splits, out: Path) -> None:
         return  # nothing was begun
     for name, now in _described(splits).items():
         then = before.get(name, {})
-        if then != now:
-            counts = (
-                f"{then.get('images'):,} then, {now['images']:,} now" if then.get("images") != now["images"] else ""
-            )
-            raise ValueError(
-                f"{out} was begun with other images ({name}: {counts or 'as many, but not the same'}): choose another "
-                "folder with --out"
-            )
+        if then == now:
+            continue
+        counts = then.get("images"), now["images"]
+        how = "as many, but not the same" if counts[0] == counts[1] else f"{counts[0]} then, {counts[1]} now"
+        raise ValueError(f"{out} was begun with other images ({name}: {how}): choose another folder with --out")
 
 
 def note(recipe: Recipe, splits: Splits, out: Path) -> None:

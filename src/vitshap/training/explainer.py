@@ -64,8 +64,6 @@ def fit_explainer(
         console.print(store.describe())
     torch.manual_seed(config.loop.seed)
     explainer = Explainer(surrogate, network_config(config, surrogate.num_players), classifier=classifier)
-    if classifier is not None:
-        explainer.classifier_fingerprint = classifier.fingerprint()
     with kept_or_temporary(folder) as place:
         held_out = hold_out(place, evaluate, unseen, explainer, config, store)
         if surrogate.output == "identity":

@@ -24,8 +24,7 @@ def repeat_unsure(images: Images, model: MaskedModel, times: int) -> None:
         raise ValueError(
             f'values.unsure needs a net that divides probability among classes, not output "{model.output}"'
         )
-    again = unsure(images, model)
-    images.source = images.source.repeated(torch.cat([again] * (times - 1)))
+    images.source = images.source.repeated(unsure(images, model).repeat(times - 1))
 
 
 def unsure(images: Images, model: MaskedModel) -> Tensor:

@@ -74,7 +74,6 @@ def run(
     state.wait_for_everyone()
     classifier, surrogate, explainer = stages.run(model)
     if state.is_main_process:
-        explainer.classifier_fingerprint = classifier.fingerprint()
         # Before anything is measured: whatever may be wrong with test images, what was trained is kept.
         explainer.save_pretrained(out / BUNDLE, half=recipe.half, overwrite=True)
         found = summarise(classifier, surrogate, stages.test, splits.test.class_names, out / "explainer")
@@ -179,14 +178,10 @@ def _data(recipe: Recipe) -> Splits:
         seed=settings.seed,
         cache=settings.cache,
     )
-    trainings = {name: getattr(recipe, name) for name in STAGES if getattr(recipe, name) is not None}
-    too_large = [name for name, training in trainings.items() if training.loop.batch_size > len(splits.train)]
-    if too_large:
-        hint = " ".join(f"--set {name}.loop.batch_size=N" for name in too_large)
-        try:
-            require_a_batch(len(splits.train), trainings[too_large[0]].loop.batch_size, "the training set")
-        except ValueError as error:
-            raise ValueError(f"{error} ({hint})") from error
+    sizes = {name: getattr(recipe, name).loop.batch_size for name in STAGES if getattr(recipe, name) is not None}
+    count = len(splits.train)
+    too_large = " ".join(f"--set {name}.loop.batch_size=N" for name, size in sizes.items() if size > count)
+    require_a_batch(count, max(sizes.values()), "the training set", set_by=too_large)
     return splits
 
 
