@@ -44,10 +44,10 @@ class Explainer(InputShaped, nn.Module):
             raise ValueError('with removal="random" v(0) differs between images: an explainer needs another removal')
         self._surrogate = [surrogate]  # in a list: its weights are neither this module's parameters nor saved with it
         self._classifier = [classifier]
+        self.network = ExplainerNetwork(surrogate, config, classifier=classifier)
         self.classifier_fingerprint = (
             surrogate.classifier_fingerprint if classifier is None else classifier.fingerprint()
         )
-        self.network = ExplainerNetwork(surrogate, config, classifier=classifier)
         blank = torch.zeros(1, surrogate.adapter.channels, *surrogate.image_size)
         parameter = next(surrogate.net.parameters())
         # With every patch withheld images cannot differ, so v(0) is computed once.
