@@ -3,13 +3,11 @@
 import torch
 
 from vitshap import wrap
-from vitshap.compat import make_torchvision_importable
 from vitshap.training import fit_explainer, fit_surrogate
 from vitshap.training.configs import ExplainerTraining, SurrogateTraining, ValuesConfig
 from vitshap.training.loop import LoopConfig
 
 if __name__ == "__main__":
-    make_torchvision_importable()
     from transformers import Dinov2Config, Dinov2ForImageClassification
 
     torch.set_num_threads(1)

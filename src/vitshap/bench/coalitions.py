@@ -11,7 +11,6 @@ from torch import nn
 
 from vitshap.bench.machine import Limits, limits, seconds, threads
 from vitshap.coalitions import shapley_kernel
-from vitshap.compat import make_torchvision_importable
 from vitshap.models import MaskedModel, wrap
 
 SIZES = {"tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12), "large": (1024, 24, 16)}
@@ -52,7 +51,6 @@ class Result(NamedTuple):
 def build_net(library: Library, arch: Arch, num_classes: int = 10) -> nn.Module:
     """A plain ViT/16 for 224 x 224 images with random weights."""
     width, depth, heads = SIZES[arch]
-    make_torchvision_importable()
     net: nn.Module
     if library == "timm":
         import timm

@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vitshap.compat import make_torchvision_importable
 from vitshap.estimators.estimate import Estimate
 from vitshap.estimators.kernel import kernelshap
 from vitshap.estimators.permutation import permutation
@@ -61,7 +60,6 @@ def load(
     name: str, weights: Path, classes: Sequence[int], data: Path, count: int, device: torch.device
 ) -> tuple[MaskedModel, Tensor]:
     """A timm net with given weights and rows of its head, and the first images of a folder; half precision on a GPU."""
-    make_torchvision_importable()
     import timm
 
     net = timm.create_model(name)

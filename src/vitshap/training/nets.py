@@ -15,7 +15,6 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from vitshap.compat import make_torchvision_importable
 from vitshap.data import ImageData
 from vitshap.models import MaskedModel, Preprocess, wrap
 from vitshap.training.given_weights import keep_rows, load_state, one_line, read_state
@@ -30,7 +29,6 @@ def build_model(settings: ModelSettings, data: ImageData, *, keep_head: bool = F
 
     ``keep_head`` leaves a pre-trained net its own classes, for it is not going to be trained.
     """
-    make_torchvision_importable()
     names = _class_names(settings, data)
     torch.manual_seed(settings.seed)
     preprocess: Preprocess | None
