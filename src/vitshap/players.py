@@ -67,11 +67,11 @@ class Players:
     @property
     def one_token_each(self) -> bool:
         """Whether every token is a player, in order: then values and coalitions of tokens are those of players."""
-        # Known from the shape and a cheap comparison on the CPU, where the shared map lives.
+        # Known from the shape and a cheap comparison, mostly on the CPU, where the shared map lives.
         tokens = math.prod(self.grid)
         if self.per_image or self.num_players != tokens:
             return False
-        return torch.equal(self.labels.flatten(), torch.arange(tokens))
+        return torch.equal(self.labels.flatten(), torch.arange(tokens, device=self.labels.device))
 
 
 PlayersLike: TypeAlias = "str | int | Tensor | Players"

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from vitshap.bench import explainers, quality
 from vitshap.cli import app
 from vitshap.data import load_digits
+from vitshap.estimators import truth
 from vitshap.estimators.exact import exact
 from vitshap.explainers import Explainer
 from vitshap.models import wrap
@@ -46,6 +47,15 @@ def test_exact_values_agree_and_an_untrained_explainer_does_not(explainer: Expla
     assert found["raw_target"] <= found["target"]
     untrained = quality.agreement(explainer(judged.pixels).values, judged.truth, judged.labels)
     assert abs(untrained["target"]) < 0.7
+
+
+def test_a_truth_by_a_half_precision_copy_is_found_by_the_net_itself(explainer: Explainer, tmp_path: Path) -> None:
+    gpu = Evaluator(explainer.surrogate)
+    gpu._take(torch.float16)  # what a GPU evaluates with
+    half = quality.judge_by(tmp_path, gpu, load_digits().test, count=2, budget=300)
+    cpu = quality.judge_by(tmp_path, Evaluator(explainer.surrogate), load_digits().test, count=2, budget=300)
+    assert torch.equal(half.truth.values, cpu.truth.values)
+    assert truth.load(tmp_path, surrogate=explainer.surrogate.fingerprint()).specification.num_inputs == 2
 
 
 def test_images_are_spread_over_the_split(explainer: Explainer) -> None:

@@ -56,7 +56,7 @@ def judge_by(folder: Path, evaluate: Evaluator, data: Any, *, count: int, budget
         folder,
         lambda part: evaluate.model.game(pixels[part].to(evaluate.dtype)),
         num_inputs=len(pixels),
-        surrogate=evaluate.model.fingerprint(),
+        surrogate=evaluate.fingerprint(),
         budget=budget,
         batch=4,
     )

@@ -22,8 +22,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitshap import plots
-from vitshap.explanation.checks import ClassLike, PredictionBy, Unit, check, class_index, is_one_class
+from vitshap.explanation.checks import PredictionBy, Unit, check, is_one_class
 from vitshap.explanation.shap_form import Pictures, to_shap
+from vitshap.game import ClassLike, class_index
 
 if TYPE_CHECKING:
     import shap
