@@ -191,7 +191,7 @@ def test_patches_are_where_they_are() -> None:
         full_values=None,
     )
     best = patches(replace(entry, explanation=grouped), 1, 1)[0]
-    assert (best.row, best.column, best.place) == (3, 2.5, "lower centre")
+    assert (best.row, best.column, best.place) == (3, 2, "lower centre")
     assert best.box == pytest.approx((10, 40, 70, 60))
 
 

@@ -22,10 +22,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitshap import plots
-from vitshap.explanation.checks import ClassLike, PredictionBy, Unit, check, class_index, is_one_class
+from vitshap.explanation.checks import PredictionBy, Unit, check, is_one_class
 from vitshap.explanation.shap_form import Pictures, to_shap
+from vitshap.explanation.table_form import describe, position, to_dataframe
+from vitshap.game import ClassLike, class_index
 
 if TYPE_CHECKING:
+    import pandas
     import shap
     from matplotlib.figure import Figure
 
@@ -34,11 +37,14 @@ FORMAT_VERSION = 1
 
 
 class PlayerValue(NamedTuple):
-    """A player, its value, and the centre of its tokens in the grid (row, column for images)."""
+    """A player, its value, and where it is in the grid: row and column for images, integers that count from 0.
+
+    Of a player with several tokens it is the token nearest to the centre of them.
+    """
 
     player: int
     value: float
-    position: tuple[float, ...]
+    position: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -81,6 +87,10 @@ class Explanation:
     def __post_init__(self) -> None:
         """Raise unless all fields fit together."""
         check(self)
+
+    def __repr__(self) -> str:
+        """Method, images, players, classes and cost; the numbers are in the fields."""
+        return describe(self)
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -130,7 +140,10 @@ class Explanation:
         return spread.masked_fill(labels < 0, math.nan).view(len(self), *self.grid)
 
     def top(self, k: int, target: ClassLike | None = None) -> list[list[PlayerValue]]:
-        """For each image its ``k`` players of largest value, largest first; fewer if it has fewer players."""
+        """For each image its ``k`` players of largest value, largest first; fewer if it has fewer players.
+
+        Rows and columns are integers that count from 0.
+        """
         if k < 1:
             raise ValueError(f"k is at least 1, got {k}")
         values = self._values_of(target)
@@ -139,7 +152,7 @@ class Explanation:
             mask = None if self.player_mask is None else self.player_mask[i]
             existing = torch.arange(values.shape[1]) if mask is None else mask.nonzero().flatten()
             order = existing[values[i, existing].argsort(descending=True, stable=True)][:k]
-            best.append([PlayerValue(p, float(values[i, p]), self._position(i, p)) for p in order.tolist()])
+            best.append([PlayerValue(p, float(values[i, p]), position(self, i, p)) for p in order.tolist()])
         return best
 
     def plot(
@@ -197,6 +210,14 @@ class Explanation:
         """
         return to_shap(self, images=images, target=target, allow_non_additive=allow_non_additive)
 
+    def to_dataframe(self) -> pandas.DataFrame:
+        """As a table of pandas, a line for every image, explained class and player that the image has.
+
+        Columns: image, class, class_name, player, row, column (from 0; of a player with several patches, the one nearest
+        to its centre), value, stderr (NaN where the method knows none), prediction (the class's output for the image).
+        """
+        return to_dataframe(self)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one safetensors file; an existing file is replaced only by a complete one."""
         everything = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -253,10 +274,6 @@ class Explanation:
             known = ", ".join(self._name(c) for c in self.classes[image, :8].tolist())
             raise ValueError(f"{self._name(wanted)} was not explained for image {image}; explained: {known}")
         return hit.int().argmax(1)
-
-    def _position(self, image: int, player: int) -> tuple[float, ...]:
-        labels = self.players[image if self.players.shape[0] > 1 else 0]
-        return tuple((labels == player).nonzero().double().mean(0).tolist())
 
     def _name(self, index: int) -> str:
         return f"class {index}" if self.class_names is None else self.class_names[index]
