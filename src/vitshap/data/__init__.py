@@ -2,6 +2,7 @@
 
 from vitshap.counter import shuffled
 from vitshap.data.augment import Augmentation, normalised
+from vitshap.data.authors import authors_evaluation_images
 from vitshap.data.coalition_draws import sample_coalitions
 from vitshap.data.dataset import ImageData, Splits, require_a_batch, require_labels
 from vitshap.data.decode import UnreadableImage, read_image
@@ -27,6 +28,7 @@ __all__ = [
     "Splits",
     "StreamedPixels",
     "UnreadableImage",
+    "authors_evaluation_images",
     "cache_bytes",
     "cache_pixels",
     "iterate_pixels",
