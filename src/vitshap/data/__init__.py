@@ -1,7 +1,7 @@
 """Data sets, their splits, and what is drawn for each sample: augmentation and coalitions."""
 
 from vitshap.counter import shuffled
-from vitshap.data.augment import Augmentation, normalised
+from vitshap.data.augment import Augmentation, centre, normalised
 from vitshap.data.authors import authors_evaluation_images
 from vitshap.data.coalition_draws import sample_coalitions
 from vitshap.data.dataset import ImageData, Splits, require_a_batch, require_labels
@@ -31,6 +31,7 @@ __all__ = [
     "authors_evaluation_images",
     "cache_bytes",
     "cache_pixels",
+    "centre",
     "iterate_pixels",
     "load_data",
     "load_digits",

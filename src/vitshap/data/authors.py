@@ -116,7 +116,9 @@ def _mura(listing: Listing) -> Parts:
 def _ordered(listing: Listing, names: tuple[str, ...]) -> Listing:
     """The same images with the classes in another order."""
     if sorted(names) != sorted(listing.class_names):
-        raise ValueError(f"{listing.root} has other classes than ImageNette's: {', '.join(IMAGENETTE_CLASSES.values())}")
+        raise ValueError(
+            f"{listing.root} has other classes than ImageNette's: {', '.join(IMAGENETTE_CLASSES.values())}"
+        )
     entries = tuple(e._replace(label=names.index(listing.class_names[e.label])) for e in listing.entries)
     return replace(listing, class_names=names, entries=entries)
 
