@@ -1,6 +1,10 @@
 """Images of every mode against what they show."""
 
 import io
+import os
+import threading
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +15,7 @@ from PIL import Image
 from tests.data.trees import picture
 from vitshap.data import ImageData, UnreadableImage, read_image
 from vitshap.data.decode import as_picture, as_tensor, eight_bit
+from vitshap.models.preprocess import open_image
 
 RAMP = np.linspace(0, 255, 12 * 10).round().astype(np.uint8).reshape(10, 12)
 
@@ -121,3 +126,27 @@ def test_a_data_set_reads_files_when_asked(tmp_path: Path) -> None:
     assert len(list(data)) == 3
     with pytest.raises(IndexError, match="index 3 of 3"):
         data[3]
+
+
+@pytest.mark.parametrize("read", [read_image, open_image])
+def test_only_regular_files_are_read(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    pipe = tmp_path / "pipe.png"
+    os.mkfifo(pipe)
+    # Whoever waits for a pipe that nobody writes to waits for ever: this one is ended then.
+    ended = threading.Timer(20, lambda: os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)))
+    ended.start()
+    try:
+        with pytest.raises((OSError, UnreadableImage), match=r"pipe\.png is not a regular file"):
+            read(pipe)
+    finally:
+        ended.cancel()
+
+
+def test_a_decompression_bomb_is_an_unreadable_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture(0, height=60, width=60).save(tmp_path / "large.png")
+    for limit, kind in ((1000, "DecompressionBombError"), (3000, "DecompressionBombWarning")):
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(UnreadableImage, match=rf"large\.png: {kind}"):
+                read_image(tmp_path / "large.png")

@@ -144,13 +144,18 @@ class Augmentation:
         taken = fits & (fits.cumsum(1) == 1)  # the first that fits, if any
         # else the whole image, or as much of its middle as the ratios allow
         whole = min(self.crop_ratio[1] / aspect, 1.0), min(aspect / self.crop_ratio[0], 1.0)
+        if self.whole_pixels:
+            whole = round(whole[0] * width) / width, round(whole[1] * height) / height
         none = ~fits.any(1)
         wide = torch.where(none, whole[0], (wide * taken).sum(1))
         high = torch.where(none, whole[1], (high * taken).sum(1))
         if self.whole_pixels:
             left, top = (
-                torch.where(none, (1 - length) / 2, (numbers[:, at] * ((1 - length) * side + 1).round()).floor() / side)
-                for at, length, side in ((_LEFT, wide, width), (_TOP, high, height))
+                torch.where(none, margin // 2, (numbers[:, at] * (margin + 1)).floor()) / side
+                for at, margin, side in (
+                    (_LEFT, ((1 - wide) * width).round(), width),
+                    (_TOP, ((1 - high) * height).round(), height),
+                )
             )
             return left, top, wide, high
         left = torch.where(none, 0.5, numbers[:, _LEFT]) * (1 - wide)

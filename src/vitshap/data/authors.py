@@ -63,8 +63,8 @@ def authors_split(listing: Listing) -> tuple[Listing, Parts]:
     hashes = {part: names_hash(entry.path for entry in entries) for part, entries in parts.items()}
     if len(given) != len(letters) or hashes != record.sha256:
         raise ValueError(
-            f"{listing.root} does not hold exactly the images that the paper's authors split ({record.note}): take a complete "
-            "copy, or data.split own"
+            f"{listing.root} does not hold exactly the images that the paper's authors split ({record.note}): take a "
+            "complete copy, or data.split own"
         )
     return listing, parts
 
@@ -102,9 +102,9 @@ def _paths(test: ImageData) -> list[Path]:
 
 
 def _mura(listing: Listing) -> Parts:
-    """A tenth of the training patients, by their place among the sorted names; the official validation set is the test set."""
+    """A tenth of the training patients, by place among the sorted names; the official validation set is the test set."""
     patients = sorted({entry.group for entry in listing.entries if entry.part == "train"})
-    order = np.random.RandomState(_SEED).permutation(len(patients))  # noqa: NPY002 - the authors' generator
+    order = np.random.RandomState(_SEED).permutation(len(patients))
     chosen = {patients[i] for i in order[: math.ceil(_MURA_VAL * len(patients))]}
     parts: Parts = {"train": [], "val": [], "test": []}
     for entry in sorted(listing.entries):

@@ -80,8 +80,8 @@ def list_images(root: Path, layout: str = "auto") -> Listing:
 
 
 def grouped(listing: Listing, groups: str) -> Listing:
-    """The listing with a group for every image: by a regular expression with a group in it, searched for in the image's path,
-    or by a csv file of (file, group)."""
+    """The listing with a group for every image: by a regular expression with a group in it, which is searched for in the
+    image's path, or by a csv file of (file, group)."""
     of_image = _groups_of_file(listing, groups) if groups.lower().endswith(".csv") else _groups_by_name(listing, groups)
     without = [entry.path for entry in listing.entries if not of_image.get(entry.path)]
     if without:

@@ -32,8 +32,8 @@ class DataSettings:
     seed: int = 0
     """Which images are set aside for validation and test, where the data set does not say."""
     split: Literal["own", "authors"] = "own"
-    """own: the data set's parts, and the missing ones by the seed; authors: the images and the order of classes of the paper's
-    authors, for ImageNette, Pets and MURA."""
+    """own: the data set's parts, and the missing ones by the seed; authors: the images and the order of classes of the
+    paper's authors, for ImageNette, Pets and MURA."""
     groups: str | None = None
     """What must stay together in one part, such as the images of one patient: a regular expression whose group, in
     parentheses, is searched for in the image's path, or a .csv file of (file, group)."""
@@ -54,7 +54,8 @@ class ModelSettings:
     pretrained: bool = True
     """Start from the library's pre-trained weights; "vit" has none."""
     tag: str | None = None
-    """Which of timm's pre-trained weights a name without a tag stands for (vit_tiny_patch16_224.TAG); null: timm's first."""
+    """Which of timm's pre-trained weights a name without a tag stands for, as in vit_tiny_patch16_224.TAG; null: timm's
+    first."""
     fresh_head: Literal["library", "torch"] = "library"
     """How the head for new classes is drawn: as the library draws it, or as PyTorch draws a linear layer."""
     weights: str | None = None
