@@ -50,7 +50,7 @@ AUTHORS = {
             "val": "19dc056daf27a9f754cd1f2de0fd00a92ae1c8538c51a3e8123c473a9d00f2dc",
             "test": "4d1debb598a9e125bc1913cdde8acf11f4a95526046ac74b4d05aa09ea436aa8",
         },
-        note="MURA v1.1, a tenth of the training patients set aside by the paper's authors, official valid folder as test set",
+        note="MURA v1.1, a tenth of the training patients set aside by the paper's authors, official valid folder as test",
     ),
 }
 

@@ -21,7 +21,7 @@ def read_state(path: str) -> dict[str, Tensor]:
     """The tensors of a safetensors file, in float32; ``best.safetensors`` of a training of ours is one."""
     file = Path(os.path.expanduser(path))
     if not file.is_file():  # a pipe would never end
-        raise ValueError(f"model.weights: there is no file {path}")
+        raise ValueError(f"model.weights: {path} cannot be read as safetensors (there is no such file)")
     try:
         state = load_file(file)
     except (SafetensorError, OSError) as error:
