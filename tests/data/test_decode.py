@@ -4,7 +4,6 @@ import io
 import os
 import threading
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from PIL import Image
 from tests.data.trees import picture
 from vitshap.data import ImageData, UnreadableImage, read_image
 from vitshap.data.decode import as_picture, as_tensor, eight_bit
-from vitshap.models.preprocess import open_image
 
 RAMP = np.linspace(0, 255, 12 * 10).round().astype(np.uint8).reshape(10, 12)
 
@@ -128,16 +126,15 @@ def test_a_data_set_reads_files_when_asked(tmp_path: Path) -> None:
         data[3]
 
 
-@pytest.mark.parametrize("read", [read_image, open_image])
-def test_only_regular_files_are_read(tmp_path: Path, read: Callable[[Path], object]) -> None:
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.png"
     os.mkfifo(pipe)
     # Whoever waits for a pipe that nobody writes to waits for ever: this one is ended then.
     ended = threading.Timer(20, lambda: os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)))
     ended.start()
     try:
-        with pytest.raises((OSError, UnreadableImage), match=r"pipe\.png is not a regular file"):
-            read(pipe)
+        with pytest.raises(UnreadableImage, match=r"pipe\.png is not a regular file"):
+            read_image(pipe)
     finally:
         ended.cancel()
 

@@ -1,6 +1,5 @@
 """Photos become the same tensors as by the libraries' own transforms, and the crop is found again."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -89,20 +88,3 @@ def test_denormalised_undoes_the_normalisation() -> None:
 def test_a_net_that_does_not_say_how_asks_for_it() -> None:
     with pytest.raises(ValueError, match="preprocess="):
         wrap(nets.build("transformers ViT"))(_photo(40, 40))
-
-
-def test_many_paths_are_opened_one_after_the_other(tmp_path: Path) -> None:
-    resource = pytest.importorskip("resource")
-    paths = [tmp_path / f"{i}.png" for i in range(40)]
-    for path in paths:
-        _photo(9, 9).save(path)
-    size = nets.image_size("transformers ViT")
-    how = Preprocess(size, size, (0.5,) * 3, (0.5,) * 3)
-    model = wrap(nets.build("transformers ViT"), preprocess=how)
-    few, many = resource.getrlimit(resource.RLIMIT_NOFILE)
-    opened = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 100
-    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 20, many))
-    try:
-        assert len(model.prepare(paths).pixels) == 40
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (few, many))

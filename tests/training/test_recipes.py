@@ -288,20 +288,6 @@ def test_training_crops_from_all_of_the_squashed_image_and_validates_on_its_midd
     torch.testing.assert_close(seen, normalised(scaled, model.preprocess.mean, model.preprocess.std), atol=1e-5, rtol=0)
 
 
-def test_code_that_comes_with_a_net_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builtins.input", lambda *_: "y")  # whatever is asked
-    config = {
-        "model_type": "strange",
-        "auto_map": {"AutoConfig": "code.C", "AutoModelForImageClassification": "code.M"},
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')\nclass C: pass\nclass M: pass\n")
-    settings = load_recipe("folder", model=str(tmp_path)).model
-    with pytest.raises(ValueError, match="cannot be loaded with transformers"):
-        build_model(settings, _two_classes())
-    assert not (tmp_path / "was_run").exists()
-
-
 def test_weights_from_a_pipe_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "weights.safetensors")
     settings = load_recipe("chest", settings=[f"model.weights={tmp_path / 'weights.safetensors'}"]).model

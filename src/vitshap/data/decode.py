@@ -6,6 +6,7 @@ count.
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from os import PathLike
@@ -15,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitshap.models.preprocess import eight_bit, open_image
+from vitshap.models.preprocess import eight_bit
 
 READ_ERRORS = (
     OSError,
@@ -47,7 +48,11 @@ def read_image(path: str | PathLike[str], *, channels: int = 3) -> Image.Image:
     if channels not in (1, 3):
         raise ValueError(f"images are read with 1 or 3 channels, got {channels}")
     try:
-        return eight_bit(open_image(path), channels=channels)
+        if os.path.exists(path) and not os.path.isfile(path):  # a pipe that nobody writes to never ends
+            raise OSError(f"{os.fspath(path)} is not a regular file")
+        with Image.open(path) as image:
+            image.load()
+            return eight_bit(image, channels=channels)
     except Exception as error:  # Pillow's plugins raise whatever a damaged file leads them to
         raise UnreadableImage(str(path), f"{type(error).__name__}: {error}") from error
 

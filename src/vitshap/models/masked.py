@@ -191,17 +191,15 @@ class MaskedModel(nn.Module):
                 "to a tensor, a transformers image processor, or a vitshap.models.Preprocess"
             )
         sources = [images] if isinstance(images, str | PathLike | Image.Image) else list(images)
-        views, places = [], []
-        for source in sources:  # one after the other: neither files nor large photos are kept open
-            photo = open_image(source)
-            views.append(self.preprocess(photo))
-            if isinstance(self.preprocess, Preprocess):
-                places.append(self.preprocess.box(photo))
+        photos = [open_image(source) for source in sources]
         device, dtype = net_device_dtype(self.net)
-        pixels = torch.stack(views).to(device, dtype)
+        pixels = torch.stack([self.preprocess(photo) for photo in photos]).to(device, dtype)
         self._check_pixels(pixels)
         check_finite(pixels)
-        return Prepared(pixels, torch.tensor(places) if places else None)
+        boxes = None
+        if isinstance(self.preprocess, Preprocess):
+            boxes = torch.tensor([self.preprocess.box(photo) for photo in photos])
+        return Prepared(pixels, boxes)
 
     def fingerprint(self) -> str:
         """SHA-256 of the net's weights and buffers, their names and types: what a stored truth or bundle belongs to."""

@@ -7,7 +7,6 @@ explanations can be drawn back onto the original image (``box``). Results equal 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -130,15 +129,8 @@ class Preprocess:
 
 
 def open_image(source: str | PathLike[str] | Image.Image) -> Image.Image:
-    """A PIL image from a path, read and its file closed, or the image itself. Pipes and devices, which may never end, are
-    refused."""
-    if isinstance(source, Image.Image):
-        return source
-    if os.path.exists(source) and not os.path.isfile(source):
-        raise OSError(f"{os.fspath(source)} is not a regular file")
-    with Image.open(source) as image:
-        image.load()
-        return image
+    """A PIL image from a path, or the image itself."""
+    return source if isinstance(source, Image.Image) else Image.open(source)
 
 
 def is_photo(source: object) -> bool:
