@@ -175,8 +175,11 @@ def _data(recipe: Recipe) -> Splits:
         settings.source,
         layout=settings.layout,
         channels=settings.channels,
+        split=settings.split,
+        groups=settings.groups,
         seed=settings.seed,
         cache=settings.cache,
+        unpack_limit=settings.unpack_limit,
     )
     sizes = {name: getattr(recipe, name).loop.batch_size for name in STAGES if getattr(recipe, name) is not None}
     count = len(splits.train)
