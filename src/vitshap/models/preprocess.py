@@ -48,6 +48,12 @@ class Preprocess:
             raise ValueError(f"interpolation is one of {sorted(_RESAMPLE)}, got {self.interpolation!r}")
         if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
             raise ValueError(f"mean and std have 1 or 3 channels, got {len(self.mean)} and {len(self.std)}")
+        if not all(map(math.isfinite, (*self.mean, *self.std))) or 0 in self.std:
+            raise ValueError(f"mean and std are finite, and std is not 0; got {self.mean} and {self.std}")
+        for name in ("size", "resize"):
+            sides = getattr(self, name)
+            if len(sides) != 2 or any(not isinstance(side, int) or side < 1 for side in sides):
+                raise ValueError(f"{name} is a height and a width in pixels, got {sides}")
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Pixels ``[C, H, W]``, float32."""
