@@ -80,7 +80,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     quality = config.get("quality")
     if not isinstance(quality, dict | None) or not _is_shallow(quality, QUALITY_LEVELS):
-        raise BundleError(f"{folder / CONFIG}: quality must be numbers and text by name, in at most {QUALITY_LEVELS} levels")
+        raise BundleError(
+            f"{folder / CONFIG}: quality must be numbers and text by name, in at most {QUALITY_LEVELS} levels"
+        )
     return config  # type: ignore[no-any-return]
 
 

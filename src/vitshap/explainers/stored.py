@@ -60,7 +60,9 @@ def rebuild_model(folder: Path, file: str, entry: dict[str, Any], config: dict[s
     given = entry["wrap"]
     height, width = given["image_size"]
     if height * width > MOST_PIXELS:
-        raise BundleError(f"{folder} is for images of {height} x {width} pixels: more than {MOST_PIXELS:,} are not read")
+        raise BundleError(
+            f"{folder} is for images of {height} x {width} pixels: more than {MOST_PIXELS:,} are not read"
+        )
     net = build(entry["net"]).eval()
     fill(net, tensors, set(), folder / file)
     model = wrap(
