@@ -9,6 +9,7 @@ The alternative is a U-Net on pixels, which needs nothing of the net but its ima
 from __future__ import annotations
 
 import copy
+import math
 import os
 from dataclasses import dataclass
 from typing import Literal
@@ -21,7 +22,7 @@ from vitshap.explainers import weights
 from vitshap.explainers.sizes import even_shares
 from vitshap.explainers.unet import UNet
 from vitshap.models import MaskedModel
-from vitshap.models.base import Adapter, CannotMask, find_adapter, unwrapped
+from vitshap.models.base import Adapter, CannotMask, find_adapter, net_device_dtype, unwrapped
 from vitshap.players import Players
 
 Trunk = Literal["own", "unet"]
@@ -56,6 +57,8 @@ class ExplainerConfig:
     def __post_init__(self) -> None:
         """Paths become text, so that a configuration can be written as JSON."""
         object.__setattr__(self, "init", os.fspath(self.init))
+        if not isinstance(self.output_scale, int | float) or not 0 < self.output_scale < math.inf:
+            raise ValueError(f"output_scale is a positive number, got {self.output_scale!r}")
         if self.trunk not in ("own", "unet"):
             raise ValueError(f'trunk is "own" or "unet"; got {self.trunk!r}')
         for name in ("magnitudes", "profiles"):
@@ -126,7 +129,7 @@ class ExplainerNetwork(nn.Module):
             extra_block=config.extra_block,
             magnitudes=config.magnitudes,
             bumps=even_shares(model.num_players) if config.profiles else None,
-        )
+        ).to(net_device_dtype(self.trunk)[1])
 
     def _build_unet(self, model: MaskedModel) -> None:
         unet = UNet(model.adapter.channels, model.image_size, model.grid)

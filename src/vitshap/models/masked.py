@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -23,8 +24,9 @@ from vitshap.shapiq_games import ShapiqGame, as_shapiq
 
 Output: TypeAlias = Literal["softmax", "sigmoid", "identity"]
 Evaluation: TypeAlias = Literal["packed", "full", "explicit"]
-Photo: TypeAlias = str | PathLike[str] | Image.Image
+Photo: TypeAlias = str | PathLike[str] | Image.Image | np.ndarray
 Images: TypeAlias = Tensor | Photo | Sequence[Photo]
+"""Tensors and float arrays are the net's input; PIL images, paths and uint8 arrays ``[H, W, 3]`` are photos."""
 
 
 PER_COALITION = 4
@@ -90,6 +92,8 @@ class MaskedModel(nn.Module):
     the same answers; the latter two are there to compare with.
     """
 
+    reference: Tensor | None
+
     def __init__(
         self,
         net: nn.Module,
@@ -110,7 +114,7 @@ class MaskedModel(nn.Module):
         self.output: Output = output
         self.preprocess = preprocess
         self.class_names = class_names
-        self.reference = reference
+        self.register_buffer("reference", reference, persistent=False)  # goes where the net goes
         self.classifier_fingerprint: str | None = None
         """Of the net that this one was fine-tuned to stand for with missing patches; ``fit_surrogate`` sets it."""
         self.evaluation: Evaluation = "packed"
@@ -143,6 +147,15 @@ class MaskedModel(nn.Module):
     def device(self) -> torch.device:
         """Where the net is."""
         return net_device_dtype(self.net)[0]
+
+    @property
+    def same_null(self) -> bool:
+        """Whether v(0), with every player withheld, is the same for all images.
+
+        It is not where some tokens belong to nobody and stay, where withheld tokens still count in the softmax's
+        denominator, and where patches of other images take their place.
+        """
+        return self.removal not in ("softmax", "random") and bool((self.players.labels >= 0).all())
 
     @property
     def unit(self) -> Literal["probability", "output"]:
@@ -199,30 +212,38 @@ class MaskedModel(nn.Module):
     def prepare(self, images: Images, /, *, finite: bool = True) -> Prepared:
         """The net's input: tensors are checked and never altered, PIL images and paths go through ``preprocess``.
 
-        ``finite=False`` leaves out ``check_finite``, for which a GPU has to be waited for.
+        So do uint8 arrays ``[H, W, 3]``; float arrays are the net's input, ``[3, H, W]`` or ``[B, 3, H, W]``. One image
+        may come without a batch. ``finite=False`` leaves out ``check_finite``, for which a GPU has to be waited for.
         """
+        if isinstance(images, np.ndarray) and not is_photo(images):
+            images = self._from_array(images)
         if isinstance(images, Tensor):
+            if list(images.shape) == [self.adapter.channels, *self.image_size]:
+                images = images[None]
             self._check_pixels(images)
             if finite:
                 check_finite(images)
             return Prepared(images, None)
         if not is_photo(images):
-            raise TypeError(f"images are a tensor, or PIL images or paths, one or a list; got {_said(images)}")
+            raise TypeError(
+                f"images are a tensor or an array, or PIL images or paths, one or a list; got {_said(images)}"
+            )
         if self.preprocess is None:
             raise ValueError(
                 "this net does not say how to prepare photos: give wrap(..., preprocess=...) a function from a PIL image "
                 "to a tensor, a transformers image processor, or a vitshap.models.Preprocess"
             )
-        sources = [images] if isinstance(images, str | PathLike | Image.Image) else list(images)
-        photos = [open_image(source) for source in sources]
-        device, dtype = net_device_dtype(self.net)
-        pixels = torch.stack([self.preprocess(photo) for photo in photos]).to(device, dtype)
+        sources = list(images) if isinstance(images, Sequence) and not isinstance(images, str) else [images]
+        rows, boxes = [], []
+        for source in sources:
+            with open_image(source) as photo:  # one file at a time
+                rows.append(self.preprocess(photo))
+                if isinstance(self.preprocess, Preprocess):
+                    boxes.append(self.preprocess.box(photo))
+        pixels = torch.stack(rows).to(*net_device_dtype(self.net))
         self._check_pixels(pixels)
         check_finite(pixels)
-        boxes = None
-        if isinstance(self.preprocess, Preprocess):
-            boxes = torch.tensor([self.preprocess.box(photo) for photo in photos])
-        return Prepared(pixels, boxes)
+        return Prepared(pixels, torch.tensor(boxes) if boxes else None)
 
     def fingerprint(self) -> str:
         """SHA-256 of the net's weights and buffers, their names and types: what a stored truth or bundle belongs to."""
@@ -272,6 +293,23 @@ class MaskedModel(nn.Module):
         if who.per_image and who.labels.shape[0] != batch:
             raise ValueError(f"players are given for {who.labels.shape[0]} images, but there are {batch}")
         return who
+
+    def _from_array(self, array: np.ndarray) -> Tensor | list[np.ndarray]:
+        """Floats as the net's input, where the net is; a batch of uint8 ones as photos."""
+        size = ", ".join(map(str, self.image_size))
+        net_input = f"the net's own input is float [{self.adapter.channels}, {size}], with or without a batch"
+        if array.dtype == np.uint8 and array.ndim == 4 and len(array) and is_photo(array[0]):
+            return list(array)
+        if np.issubdtype(array.dtype, np.floating):
+            if list(array.shape[-3:]) == [self.adapter.channels, *self.image_size]:
+                native = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+                return torch.from_numpy(native).to(*net_device_dtype(self.net))
+            if array.ndim in (3, 4) and array.shape[-1] in (1, 3):
+                raise ValueError(
+                    f"a float array {list(array.shape)} may be in 0 to 1, in 0 to 255 or normalised: give a photo as "
+                    f"uint8 [H, W, 3]; {net_input}"
+                )
+        raise ValueError(f"an array is a photo, uint8 [H, W, 3], or {net_input}; got {array.dtype} {list(array.shape)}")
 
     def _check_pixels(self, pixels: Tensor) -> None:
         device, dtype = net_device_dtype(self.net)

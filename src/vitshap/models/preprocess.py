@@ -7,7 +7,8 @@ explanations can be drawn back onto the original image (``box``). Results equal 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -48,6 +49,12 @@ class Preprocess:
             raise ValueError(f"interpolation is one of {sorted(_RESAMPLE)}, got {self.interpolation!r}")
         if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
             raise ValueError(f"mean and std have 1 or 3 channels, got {len(self.mean)} and {len(self.std)}")
+        if not all(map(math.isfinite, (*self.mean, *self.std))) or 0 in self.std:
+            raise ValueError(f"mean and std are finite, and std is not 0; got {self.mean} and {self.std}")
+        for name in ("size", "resize"):
+            sides = getattr(self, name)
+            if len(sides) != 2 or any(not isinstance(side, int) or side < 1 for side in sides):
+                raise ValueError(f"{name} is a height and a width in pixels, got {sides}")
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Pixels ``[C, H, W]``, float32."""
@@ -128,15 +135,24 @@ class Preprocess:
         return cls(size, resize, mean, std, name, squash)
 
 
-def open_image(source: str | PathLike[str] | Image.Image) -> Image.Image:
-    """A PIL image from a path, or the image itself."""
-    return source if isinstance(source, Image.Image) else Image.open(source)
+@contextmanager
+def open_image(source: str | PathLike[str] | Image.Image | np.ndarray) -> Iterator[Image.Image]:
+    """A PIL image from a path or an array, or the image itself; what was opened here is closed afterwards."""
+    if isinstance(source, Image.Image):
+        yield source
+        return
+    with Image.fromarray(source) if isinstance(source, np.ndarray) else Image.open(source) as opened:
+        yield opened
 
 
 def is_photo(source: object) -> bool:
-    """Whether this is a PIL image or a path, or a sequence of them, and so needs preprocessing."""
+    """Whether this needs preprocessing: a PIL image, a path, a uint8 array ``[H, W]`` or ``[H, W, 3 or 4]``, or a
+    sequence of them."""
     if isinstance(source, Image.Image | str | PathLike):
         return True
+    if isinstance(source, np.ndarray):
+        coloured = source.ndim == 3 and source.shape[2] in (3, 4) and source.shape[0] > 4  # not [3, H, W]
+        return source.dtype == np.uint8 and source.size > 0 and (source.ndim == 2 or coloured)
     return isinstance(source, Sequence) and len(source) > 0 and all(is_photo(item) for item in source)
 
 

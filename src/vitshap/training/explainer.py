@@ -29,7 +29,7 @@ from vitshap.training.noise import Known, Plan, Residuals, weighted_halves, weig
 from vitshap.training.objectives import class_importance, explainer_loss
 from vitshap.training.pilot import pilot
 from vitshap.training.repeats import repeat_unsure
-from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, Evaluator, ValueStore, null_values, pilot_values
+from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, Evaluator, ValueStore, pilot_values
 
 ASIDE = 0.01
 """Scale of the loss of what is learned beside the values."""
@@ -129,7 +129,6 @@ def hold_out(
         folder,
         evaluate,
         unseen,
-        explainer.null_values,
         pairs=config.validation_coalitions,
         plan=None if store is None else store.plan,
         planned=0 if store is None else store.coalitions,
@@ -140,8 +139,7 @@ def hold_out(
 
 def make_store(evaluate: Evaluator, images: Images, config: ValuesConfig) -> ValueStore:
     """The values that ``config`` asks for; computed when they are met, but for the pilot's."""
-    null = null_values(evaluate)
-    plan = plan_evaluations(evaluate, images, config, null)
+    plan = plan_evaluations(evaluate, images, config)
     memory = None if config.memory_gib is None else int(config.memory_gib * 2**30)
     return ValueStore(evaluate, images, plan, views=config.views, coalitions=config.coalitions, memory=memory)
 
@@ -158,19 +156,17 @@ def network_config(config: ExplainerTraining, num_players: int) -> ExplainerConf
     return ExplainerConfig(tanh=False, output_scale=2 / num_players, magnitudes=True, profiles=config.cancels)
 
 
-def plan_evaluations(evaluate: Evaluator, images: Images, config: ValuesConfig, null: Tensor) -> Plan:
-    """What a pilot on a few images (at most a fiftieth of the evaluations) finds best, or pairs from the Shapley kernel.
-
-    ``null``: v(0) ``[1, K]``.
-    """
+def plan_evaluations(evaluate: Evaluator, images: Images, config: ValuesConfig) -> Plan:
+    """What a pilot on a few images (at most a fiftieth of the evaluations) finds best, or pairs from the Shapley kernel."""
     d = evaluate.model.num_players
     fixed = shapley_kernel(d) if config.allocation == "shapley" else None
     affordable = config.views * len(images) * config.coalitions // 50
 
     def values(coalitions: Coalitions) -> tuple[Tensor, Tensor, Tensor]:
         count = max(4, min(PILOT_IMAGES, affordable // len(coalitions)))
-        full, worth = pilot_values(evaluate, images, coalitions, count=count)
-        return worth, null.expand_as(full), full
+        nobody = torch.zeros_like(coalitions[:1])
+        full, worth = pilot_values(evaluate, images, torch.cat([nobody, coalitions]), count=count)
+        return worth[:, 1:], worth[:, 0], full
 
     def weigh(noise: Tensor, full: Tensor) -> Tensor:
         """As the loss will."""
@@ -218,10 +214,10 @@ class _Step(nn.Module):
             # Validation has other shapes and stays as it is.
             self._outputs = torch.compile(self._outputs, dynamic=False, mode="reduce-overhead")
 
-    def learned(self, pixels: Tensor, full: Tensor) -> tuple[Tensor, Tensor | None]:
+    def learned(self, pixels: Tensor, full: Tensor, base: Tensor) -> tuple[Tensor, Tensor | None]:
         """Values ``[B, d, K]``, and shares of profiles where the network learns them."""
         values, shares = self._outputs(pixels)
-        return self.explainer.efficient(sum_over_players(values, self.explainer.surrogate.players), full), shares
+        return self.explainer.efficient(sum_over_players(values, self.explainer.surrogate.players), full, base), shares
 
 
 class PaperStep(_Step):
@@ -231,8 +227,8 @@ class PaperStep(_Step):
         surrogate = self.explainer.surrogate
         with torch.no_grad():
             full, worth = (surrogate.link(surrogate.logits(pixels, s, finite=False)) for s in (None, coalitions))
-        (values, _), scale = self.learned(pixels, full), self.explainer.scale
-        base = self.explainer.null_values.expand_as(full)
+            base = self.explainer.base_values(pixels)
+        (values, _), scale = self.learned(pixels, full, base), self.explainer.scale
         return explainer_loss(values / scale, coalitions, worth / scale, base / scale)
 
 
@@ -242,14 +238,14 @@ class _ValuesStep(_Step):
         self.plan, self.config = plan, config
 
     def forward(self, pixels: Tensor, coalitions: Tensor, full: Tensor, worth: Tensor) -> Tensor:
-        values, shares = self.learned(pixels, full)
+        base = self.explainer.base_values(pixels)
+        values, shares = self.learned(pixels, full, base)
         values, known = values.float(), None
         if shares is not None and self.config.loss == "cancelled":
             known = Known(values.detach(), shares)
         with torch.autocast(pixels.device.type, enabled=False):
-            base, plan = self.explainer.null_values.expand_as(full), self.plan
             halves = weighted_halves(
-                plan,
+                self.plan,
                 coalitions,
                 worth,
                 base,

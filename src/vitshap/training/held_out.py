@@ -35,7 +35,6 @@ class HeldOut:
         folder: Path,
         evaluate: Evaluator,
         images: Images,
-        base: Tensor,
         *,
         pairs: int,
         plan: Plan | None = None,
@@ -45,10 +44,10 @@ class HeldOut:
     ) -> None:
         """Evaluate them, or read them from the run's folder.
 
-        ``pairs`` coalitions of the Shapley kernel and ``planned`` ones of the plan per image; ``base``: v(0) ``[1, K]``;
+        ``pairs`` coalitions of the Shapley kernel and ``planned`` ones of the plan per image;
         ``weighing``: of images and classes by their noise; ``emphasis``: on the predicted class.
         """
-        self.images, self.base, self.plan, self.weighing, self.emphasis = images, base, plan, weighing, emphasis
+        self.images, self.plan, self.weighing, self.emphasis = images, plan, weighing, emphasis
         self.output = evaluate.model.output
         self.pairs = _Drawn(shapley_kernel(evaluate.model.num_players), pairs, True, VALIDATION)
         self.planned = None if plan is None else _Drawn(plan.law, planned, plan.paired, f"{VALIDATION} by plan")
@@ -68,15 +67,16 @@ class HeldOut:
         start = 0
         for pixels, batch in self.images.in_order(batch_size):
             here = slice(start, start := start + len(pixels))
-            values = explainer.values(pixels, self.full[here]).float()
+            base = explainer.base_values(pixels)
+            values = explainer.values(pixels, self.full[here], base).float()
             with torch.autocast(pixels.device.type, enabled=False):
-                for name, loss in self._losses(values, batch.indices, here).items():
+                for name, loss in self._losses(values, base, batch.indices, here).items():
                     totals[name] = totals.get(name, 0.0) + loss * len(pixels)
         return {name: total / len(self.full) for name, total in totals.items()}
 
-    def _losses(self, values: Tensor, indices: Tensor, here: slice) -> dict[str, float]:
+    def _losses(self, values: Tensor, base: Tensor, indices: Tensor, here: slice) -> dict[str, float]:
         full, worth = self.full[here], self.worth[here]
-        base, coalitions = self.base.expand_as(full), self.pairs(indices, self.images.seed)
+        coalitions = self.pairs(indices, self.images.seed)
         found = {
             "loss": explainer_loss(values, coalitions, worth, base),
             "uniform_loss": explainer_loss(uniform_explanation(base, full, values.shape[1]), coalitions, worth, base),
