@@ -28,6 +28,7 @@ from vitshap.training.loop import Task, train
 from vitshap.training.noise import Known, Plan, Residuals, weighted_halves, weights_by_noise
 from vitshap.training.objectives import class_importance, explainer_loss
 from vitshap.training.pilot import pilot
+from vitshap.training.processes import kept_random_state, seed_device
 from vitshap.training.repeats import repeat_unsure
 from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, Evaluator, ValueStore, null_values, pilot_values
 
@@ -62,8 +63,9 @@ def fit_explainer(
     if config.procedure == "values":
         store = make_store(evaluate, images, config.values)
         console.print(store.describe())
-    torch.manual_seed(config.loop.seed)
-    explainer = Explainer(surrogate, network_config(config, surrogate.num_players), classifier=classifier)
+    with kept_random_state(surrogate.device):
+        seed_device(config.loop.seed, surrogate.device)
+        explainer = Explainer(surrogate, network_config(config, surrogate.num_players), classifier=classifier)
     with kept_or_temporary(folder) as place:
         held_out = hold_out(place, evaluate, unseen, explainer, config, store)
         if surrogate.output == "identity":

@@ -31,7 +31,7 @@ from vitshap.training.explainer import fit_explainer, network_config
 from vitshap.training.fit import fit_classifier, fit_masked_classifier, fit_surrogate
 from vitshap.training.loop import BEST
 from vitshap.training.nets import build_model
-from vitshap.training.processes import from_main, memory_limit
+from vitshap.training.processes import from_main, join, memory_limit, tensors_from_main
 from vitshap.training.recipes import Recipe
 from vitshap.training.summary import in_words, summarise
 
@@ -64,7 +64,7 @@ def run(
     model = build_model(recipe.model, splits.train, keep_head=recipe.classifier is None).to(state.device)
     _announce(recipe, model, splits, state, console)
     if estimate:
-        done = from_main(lambda: {name for name in STAGES if (out / name / DONE).is_file()})
+        done = from_main(lambda: [name for name in STAGES if (out / name / DONE).is_file()])
         for line in timing.lines(timing.estimate(recipe, model, splits, done=done)):
             console.print(line, highlight=False, soft_wrap=True)
     stages = _Stages(recipe, out, _opened(model, splits), state, console)
@@ -132,7 +132,9 @@ class _Stages:
         if from_main((folder / DONE).is_file):
             self.console.print(f"{name}: done before, loaded from {folder / BEST}", highlight=False, soft_wrap=True)
             net = empty()
-            files.load_weights(net, from_main(lambda: files.read_tensors(folder / BEST)), folder / BEST)
+            files.load_weights(
+                net, tensors_from_main(lambda: (files.read_tensors(folder / BEST), None))[0], folder / BEST
+            )
             return net.to(self.state.device).eval()
         self.console.print(f"training the {name}", style="bold")
         started = time.perf_counter()
@@ -164,6 +166,7 @@ def _processes(device: str | torch.device) -> Any:
         raise ValueError(f"the device is auto, cpu or cuda, got {name}")
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("there is no CUDA device here: use --device cpu")
+    join(torch.device(name))
     return PartialState(cpu=name == "cpu")
 
 
