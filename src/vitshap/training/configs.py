@@ -12,6 +12,7 @@ from vitshap.training.noise import Weighing
 
 Procedure = Literal["values", "paper"]
 Select = Literal["accuracy", "kappa", "loss"]
+Sampler = Literal["shapley", "authors"]
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,9 @@ class ExplainerTraining:
     """What the network is made of; null: what suits the procedure."""
     coalitions: int = 32
     """Subsets per image and step of the procedure "paper": half of them drawn, with their complements."""
+    sampler: Sampler = "shapley"
+    """Distribution of these subsets and of the validation's: "shapley", the Shapley kernel, or "authors", what the code of
+    the paper's authors draws: sizes shifted by one, and 12 % of subsets empty or full (for comparison only)."""
     values: ValuesConfig = field(default_factory=ValuesConfig)
     compiled: bool = False
     """Compile network and evaluations (GPU): faster, but a minute or two pass before it starts."""

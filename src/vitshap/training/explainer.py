@@ -7,7 +7,7 @@ size's part removed, sizes drawn where the noise is, views and classes weighed b
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,13 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from vitshap.coalitions import Coalitions, shapley_kernel
+from vitshap.coalitions import CoalitionLaw, Coalitions, authors_sampler, shapley_kernel
 from vitshap.data import sample_coalitions
 from vitshap.explainers import Explainer, ExplainerConfig
 from vitshap.explainers.network import sum_over_players
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
-from vitshap.training.configs import ExplainerTraining, ValuesConfig
+from vitshap.training.configs import ExplainerTraining, Sampler, ValuesConfig
 from vitshap.training.fit import kept_or_temporary
 from vitshap.training.held_out import HeldOut
 from vitshap.training.loop import Task, train
@@ -34,6 +34,7 @@ from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, Evaluator, Valu
 
 ASIDE = 0.01
 """Scale of the loss of what is learned beside the values."""
+SAMPLERS: dict[Sampler, Callable[[int], CoalitionLaw]] = {"shapley": shapley_kernel, "authors": authors_sampler}
 
 
 def fit_explainer(
@@ -55,21 +56,22 @@ def fit_explainer(
     ``folder`` takes checkpoints and the log, and with ``resume`` gives them back; None: nothing is kept.
     """
     config, console = config or ExplainerTraining(), console or Console(quiet=True)
+    _require_one_null_value(surrogate)
     surrogate = copy.deepcopy(surrogate).eval()
     images = training_images(surrogate, data, config)
     unseen = Images(surrogate, val, None, seed=config.loop.seed)
     evaluate = Evaluator(surrogate, compiled=config.compiled)
-    store = None
-    if config.procedure == "values":
-        store = make_store(evaluate, images, config.values)
-        console.print(store.describe())
     with kept_random_state(surrogate.device):
         seed_device(config.loop.seed, surrogate.device)
         explainer = Explainer(surrogate, network_config(config, surrogate.num_players), classifier=classifier)
+    if surrogate.output == "identity":
+        explainer.set_scale(_deviations(evaluate, unseen))
+    store = None
+    if config.procedure == "values":
+        store = make_store(evaluate, images, config.values, scale=explainer.scale)
+        console.print(store.describe())
     with kept_or_temporary(folder) as place:
         held_out = hold_out(place, evaluate, unseen, explainer, config, store)
-        if surrogate.output == "identity":
-            explainer.set_scale(held_out.full.std(0))
         train_explainer(explainer, images, held_out, place, config, store=store, resume=resume, console=console)
     return explainer
 
@@ -132,6 +134,7 @@ def hold_out(
         evaluate,
         unseen,
         explainer.null_values,
+        law=SAMPLERS[config.sampler](explainer.surrogate.num_players),
         pairs=config.validation_coalitions,
         plan=None if store is None else store.plan,
         planned=0 if store is None else store.coalitions,
@@ -140,10 +143,12 @@ def hold_out(
     )
 
 
-def make_store(evaluate: Evaluator, images: Images, config: ValuesConfig) -> ValueStore:
-    """The values that ``config`` asks for; computed when they are met, but for the pilot's."""
-    null = null_values(evaluate)
-    plan = plan_evaluations(evaluate, images, config, null)
+def make_store(evaluate: Evaluator, images: Images, config: ValuesConfig, *, scale: Tensor | None = None) -> ValueStore:
+    """The values that ``config`` asks for; computed when they are met, but for the pilot's.
+
+    ``scale``: unit ``[K]`` in which outputs are learned, see ``Explainer.set_scale``.
+    """
+    plan = plan_evaluations(evaluate, images, config, null_values(evaluate), scale)
     memory = None if config.memory_gib is None else int(config.memory_gib * 2**30)
     return ValueStore(evaluate, images, plan, views=config.views, coalitions=config.coalitions, memory=memory)
 
@@ -160,11 +165,14 @@ def network_config(config: ExplainerTraining, num_players: int) -> ExplainerConf
     return ExplainerConfig(tanh=False, output_scale=2 / num_players, magnitudes=True, profiles=config.cancels)
 
 
-def plan_evaluations(evaluate: Evaluator, images: Images, config: ValuesConfig, null: Tensor) -> Plan:
+def plan_evaluations(
+    evaluate: Evaluator, images: Images, config: ValuesConfig, null: Tensor, scale: Tensor | None = None
+) -> Plan:
     """What a pilot on a few images (at most a fiftieth of the evaluations) finds best, or pairs from the Shapley kernel.
 
-    ``null``: v(0) ``[1, K]``.
+    ``null``: v(0) ``[1, K]``; ``scale``: unit of the outputs ``[K]``.
     """
+    unit = torch.ones_like(null[0]) if scale is None else scale
     d = evaluate.model.num_players
     fixed = shapley_kernel(d) if config.allocation == "shapley" else None
     affordable = config.views * len(images) * config.coalitions // 50
@@ -172,7 +180,7 @@ def plan_evaluations(evaluate: Evaluator, images: Images, config: ValuesConfig, 
     def values(coalitions: Coalitions) -> tuple[Tensor, Tensor, Tensor]:
         count = max(4, min(PILOT_IMAGES, affordable // len(coalitions)))
         full, worth = pilot_values(evaluate, images, coalitions, count=count)
-        return worth, null.expand_as(full), full
+        return worth / unit, (null / unit).expand_as(full), full / unit
 
     def weigh(noise: Tensor, full: Tensor) -> Tensor:
         """As the loss will."""
@@ -183,8 +191,31 @@ def plan_evaluations(evaluate: Evaluator, images: Images, config: ValuesConfig, 
     return pilot(values, d, seed=images.seed, repeats=PILOT_REPEATS, weigh=weigh, cost=cost, fixed=fixed)
 
 
+def _require_one_null_value(surrogate: MaskedModel) -> None:
+    """Refuse games whose v(0) depends on the image: trainings learn from one v(0)."""
+    if surrogate.removal == "softmax":
+        raise ValueError(
+            'with removal="softmax" v(0) differs between images, and an explainer is trained with one: use '
+            'removal="attention", or a method that samples, such as kernelshap'
+        )
+    if bool((surrogate.players.labels < 0).any()):
+        raise ValueError(
+            "some patches belong to no player (label -1) and are always visible, so that v(0) differs between images, and "
+            "an explainer is trained with one: give them a player, or use a method that samples, such as kernelshap"
+        )
+
+
+def _deviations(evaluate: Evaluator, images: Images) -> Tensor:
+    """Standard deviation of each output on whole images, ``[K]``."""
+    whole = evaluate.model.num_players
+    found = []
+    for pixels, _ in images.in_order(256):
+        found.append(evaluate(pixels, torch.ones(len(pixels), 1, whole, dtype=torch.bool, device=pixels.device)).full)
+    return torch.cat(found).std(0)
+
+
 def _paper_task(explainer: Explainer, images: Images, held_out: HeldOut, config: ExplainerTraining) -> Task:
-    law, seed = shapley_kernel(explainer.surrogate.num_players), config.loop.seed
+    law, seed = SAMPLERS[config.sampler](explainer.surrogate.num_players), config.loop.seed
 
     def batches(order: Iterable[Tensor], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         for pixels, batch in images.views(order, epoch):
@@ -245,11 +276,12 @@ class _ValuesStep(_Step):
 
     def forward(self, pixels: Tensor, coalitions: Tensor, full: Tensor, worth: Tensor) -> Tensor:
         values, shares = self.learned(pixels, full)
-        values, known = values.float(), None
+        scale = self.explainer.scale
+        values, full, worth, known = values.float() / scale, full / scale, worth / scale, None
         if shares is not None and self.config.loss == "cancelled":
             known = Known(values.detach(), shares)
         with torch.autocast(pixels.device.type, enabled=False):
-            base, plan = self.explainer.null_values.expand_as(full), self.plan
+            base, plan = (self.explainer.null_values / scale).expand_as(full), self.plan
             halves = weighted_halves(
                 plan,
                 coalitions,
