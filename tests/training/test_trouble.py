@@ -242,11 +242,3 @@ def test_the_authors_sampler_and_one_pair_per_validation_image(tmp_path: Path) -
         assert files.read_tensors(tmp_path / sampler / FILE)["worth"].shape == (8, 2, 3)
     assert losses[0]["train_loss"] != losses[1]["train_loss"]
     assert losses[0]["uniform_loss"] != losses[1]["uniform_loss"]
-
-
-def test_an_explainer_is_trained_with_one_v0_alone() -> None:
-    with pytest.raises(ValueError, match=r'removal="softmax" v\(0\) differs'):
-        fit_explainer(_model(removal="softmax"), _images(), _images(), None, PAPER)
-    labels = torch.tensor([[0, 1], [2, -1]])
-    with pytest.raises(ValueError, match=r"belong to no player .label -1. .* v\(0\) differs"):
-        fit_explainer(_model(players=labels), _images(), _images(), None, PAPER)

@@ -138,7 +138,7 @@ def test_exact_values_have_the_least_held_out_loss(model: MaskedModel, tmp_path:
 
     def opened() -> HeldOut:
         how = {"pairs": 16, "plan": plan, "planned": 24, "weighing": Weighing(0.5)}
-        return HeldOut(tmp_path, evaluate, unseen, explainer.null_values, **how)
+        return HeldOut(tmp_path, evaluate, unseen, **how)
 
     held_out = opened()
     pixels = torch.cat([pixels for pixels, _ in unseen.in_order(60)])
@@ -151,7 +151,10 @@ def test_exact_values_have_the_least_held_out_loss(model: MaskedModel, tmp_path:
             self.scale = torch.ones(shapley.shape[2])
             self.given = shapley + noise * (noise_of - noise_of.mean(1, keepdim=True))
 
-        def values(self, pixels: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
+        def base_values(self, pixels: torch.Tensor) -> torch.Tensor:
+            return explainer.base_values(pixels)
+
+        def values(self, pixels: torch.Tensor, full: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
             return self.given
 
     losses = [held_out.losses(Given(noise), 60)[held_out.select] for noise in (0.0, 0.3, 1.0)]

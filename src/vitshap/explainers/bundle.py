@@ -38,7 +38,7 @@ from vitshap.models.base import fingerprint, unwrapped
 __all__ = ["BundleError", "load", "load_classifier", "read", "record", "save", "shipped"]
 
 NULL_TOLERANCE = {False: 1e-3, True: 1e-2}
-"""How far v(0) may move between machines, by whether the weights were rounded to 16 bits."""
+"""How far v(0) may move between machines, by whether the weights have been rounded to 16 bits."""
 
 
 def save(
@@ -114,7 +114,6 @@ def load(
         explainer = _explainer(folder, surrogate, config)
         explainer.classifier_as_stored = config["classifier"].get("as_stored")
         explainer.quality = config.get("quality")
-    surrogate.to(device)
     return explainer.to(device)
 
 
@@ -168,7 +167,8 @@ def _as_bundle_error(folder: Path) -> Iterator[None]:
 
 def _explainer(folder: Path, surrogate: MaskedModel, config: dict[str, Any]) -> Explainer:
     tensors = folders.read_tensors(folder, EXPLAINER, config)
-    given, half = config["explainer"]["config"], bool(config["half"])
+    given = config["explainer"]["config"]
+    rounded = bool(config["half"]) or config["surrogate"]["net"]["dtype"] in ("float16", "bfloat16")
     unknown = sorted(set(given) - {field.name for field in dataclasses.fields(ExplainerConfig)})
     if unknown:
         made = config["versions"]["vitshap"]
@@ -182,12 +182,12 @@ def _explainer(folder: Path, surrogate: MaskedModel, config: dict[str, Any]) -> 
     stored, rebuilt = tensors.get("null_values"), explainer.null_values
     if stored is not None and stored.shape == rebuilt.shape:
         moved = float((stored - rebuilt).abs().max() / stored.abs().max().clamp(min=1))
-        if not moved <= NULL_TOLERANCE[half]:
+        if not moved <= NULL_TOLERANCE[rounded]:
             raise BundleError(
                 f"the surrogate in {folder} answers differently here: v(0) moved by {moved:.1e} "
                 f"(made with {config['versions']}, here {_versions(surrogate)})"
             )
-        if half:
+        if rounded:
             tensors["null_values"] = rebuilt.clone()  # v(0) of the game as it is played here, with rounded weights
     fill(explainer, tensors, set(config["explainer"]["left_out"]), folder / EXPLAINER)
     return explainer.eval()

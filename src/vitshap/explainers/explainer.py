@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +17,14 @@ from vitshap.methods import Target, resolve_target, take_classes
 from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating
 from vitshap.models.masked import check_finite
+from vitshap.players import Players
 
 
 class Explainer(InputShaped, nn.Module):
     """Shapley values in one forward pass, efficient by construction."""
 
     null_values: Tensor
+    """v(0) of a blank image, float32 ``[1, K]``; where ``surrogate.same_null`` it is that of every image."""
     scale: Tensor
     """Unit of the network's outputs, float32 ``[K]``; see ``set_scale``."""
     classifier_fingerprint: str | None
@@ -36,12 +39,16 @@ class Explainer(InputShaped, nn.Module):
     ) -> None:
         """A network with a fresh head on the surrogate's trunk; the surrogate itself is not trained with it.
 
+        ``to``, ``half``, ``eval`` and the like act on surrogate and classifier too; ``parameters``, ``state_dict`` and
+        ``train`` are the network's alone.
+
         ``classifier``, the explained net, is needed for ``ExplainerConfig(init="classifier")``, and to store it too;
         without it what the surrogate knows of it is taken.
         """
         super().__init__()
         if surrogate.removal == "random":
             raise ValueError('with removal="random" v(0) differs between images: an explainer needs another removal')
+        _check_players(surrogate.players)
         self._surrogate = [surrogate]  # in a list: its weights are neither this module's parameters nor saved with it
         self._classifier = [classifier]
         self.network = ExplainerNetwork(surrogate, config, classifier=classifier)
@@ -50,7 +57,6 @@ class Explainer(InputShaped, nn.Module):
         )
         blank = torch.zeros(1, surrogate.adapter.channels, *surrogate.image_size)
         parameter = next(surrogate.net.parameters())
-        # With every patch withheld images cannot differ, so v(0) is computed once.
         self.register_buffer("null_values", surrogate.game(blank.to(parameter)).null)
         self.register_buffer("scale", torch.ones(surrogate.num_classes, device=self.null_values.device))
 
@@ -83,13 +89,51 @@ class Explainer(InputShaped, nn.Module):
         """The surrogate, as captum asks for it."""
         return self.surrogate
 
-    def values(self, pixels: Tensor, full: Tensor) -> Tensor:
-        """Values of all players and classes ``[B, d, K]``, given v(1) ``[B, K]``; gradients flow into the network."""
-        return self.efficient(self.network(pixels, self.surrogate.players), full)
+    def base_values(self, pixels: Tensor) -> Tensor:
+        """v(0) of these images, ``[B, K]``: computed once, or for each image where images differ in it."""
+        surrogate = self.surrogate
+        if surrogate.same_null:
+            return self.null_values.expand(len(pixels), -1)
+        nobody = torch.zeros(len(pixels), 1, surrogate.num_players, dtype=torch.bool, device=pixels.device)
+        with torch.no_grad(), evaluating(surrogate.net):
+            return surrogate.link(surrogate.logits(pixels, nobody, finite=False))[:, 0]
 
-    def efficient(self, raw: Tensor, full: Tensor) -> Tensor:
-        """The network's outputs ``[B, d, K]`` as values that add up to v(1) - v(0)."""
-        return normalised(raw * self.scale, self.null_values.expand_as(full), full)
+    def values(self, pixels: Tensor, full: Tensor, base: Tensor | None = None) -> Tensor:
+        """Values of all players and classes ``[B, d, K]``, given v(1) ``[B, K]``; gradients flow into the network.
+
+        ``base``: v(0) of these images, where the caller has it already.
+        """
+        raw = self.network(pixels, self.surrogate.players)
+        return self.efficient(raw, full, self.base_values(pixels) if base is None else base)
+
+    def efficient(self, raw: Tensor, full: Tensor, base: Tensor) -> Tensor:
+        """The network's outputs ``[B, d, K]`` as values that add up to v(1) - v(0), both ``[B, K]``."""
+        return normalised(raw * self.scale, base, full)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the network's mode; ``eval`` is the surrogate's and the classifier's too, which are never trained with it."""
+        super().train(mode)
+        if not mode:
+            for model in self._others():
+                model.eval()
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What ``to``, ``cuda``, ``half`` and the like do; v(0) and the scale are numbers of the game and stay float32."""
+        before = {"null_values": self.null_values, "scale": self.scale}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, tensor in before.items():
+            moved = getattr(self, name)
+            if moved.dtype != tensor.dtype:
+                setattr(self, name, tensor.to(moved.device))
+        for model in self._others():
+            model._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _others(self) -> list[MaskedModel]:
+        """Surrogate and classifier; one, where they are the same."""
+        models = {id(model): model for model in (self.surrogate, self.classifier) if model is not None}
+        return list(models.values())
 
     def forward(self, images: Any, /, target: Target = None) -> Explanation:
         """Explain images (a tensor as the net takes it, PIL images or paths) for ``target``, or for all classes."""
@@ -99,8 +143,9 @@ class Explainer(InputShaped, nn.Module):
         with torch.no_grad(), evaluating(self), evaluating(surrogate.net):
             full = surrogate.link(surrogate.adapter.predict(prepared.pixels))
             targets = resolve_target(target, full, surrogate.class_names)
-            values = take_classes(self.values(prepared.pixels, full), targets).float().cpu()
-        full, targets = full.cpu(), targets.cpu()
+            base = self.base_values(prepared.pixels)
+            values = take_classes(self.values(prepared.pixels, full, base), targets).float().cpu()
+        full, base, targets = full.cpu(), base.cpu(), targets.cpu()
         if not bool(torch.isfinite(full).all()):  # looked at here, where no GPU is working any more
             check_finite(prepared.pixels)
         return Explanation(
@@ -112,11 +157,11 @@ class Explainer(InputShaped, nn.Module):
             prediction_by="surrogate",
             players=surrogate.players.labels.cpu(),
             method="explainer",
-            base_values=self.null_values.cpu().expand_as(full).gather(1, targets),
+            base_values=base.gather(1, targets),
             full_values=full.gather(1, targets),
             image_box=prepared.boxes,
             seconds=(time.perf_counter() - started) / len(full),
-            evaluations=1,
+            evaluations=1 if surrogate.same_null else 2,
             class_names=None if surrogate.class_names is None else tuple(surrogate.class_names),
         )
 
@@ -149,3 +194,12 @@ class Explainer(InputShaped, nn.Module):
         from vitshap.explainers import bundle
 
         return bundle.load(name, classifier=classifier, device=device)
+
+
+def _check_players(players: Players) -> None:
+    """One network has one list of players, whatever the image."""
+    if players.per_image or not bool(players.player_mask.all()):
+        raise ValueError(
+            "players that differ between images do not fit an explainer, whose network has the same players for every "
+            "image: wrap the net with one label map, or give these players to a method such as kernelshap"
+        )

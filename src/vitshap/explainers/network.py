@@ -21,7 +21,7 @@ from vitshap.explainers import weights
 from vitshap.explainers.sizes import even_shares
 from vitshap.explainers.unet import UNet
 from vitshap.models import MaskedModel
-from vitshap.models.base import Adapter, CannotMask, find_adapter, unwrapped
+from vitshap.models.base import Adapter, CannotMask, find_adapter, net_device_dtype, unwrapped
 from vitshap.players import Players
 
 Trunk = Literal["own", "unet"]
@@ -126,7 +126,7 @@ class ExplainerNetwork(nn.Module):
             extra_block=config.extra_block,
             magnitudes=config.magnitudes,
             bumps=even_shares(model.num_players) if config.profiles else None,
-        )
+        ).to(net_device_dtype(self.trunk)[1])
 
     def _build_unet(self, model: MaskedModel) -> None:
         unet = UNet(model.adapter.channels, model.image_size, model.grid)

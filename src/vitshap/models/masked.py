@@ -73,6 +73,8 @@ class MaskedModel(nn.Module):
     the same answers; the latter two are there to compare with.
     """
 
+    reference: Tensor | None
+
     def __init__(
         self,
         net: nn.Module,
@@ -93,7 +95,7 @@ class MaskedModel(nn.Module):
         self.output: Output = output
         self.preprocess = preprocess
         self.class_names = class_names
-        self.reference = reference
+        self.register_buffer("reference", reference, persistent=False)  # goes where the net goes
         self.classifier_fingerprint: str | None = None
         """Of the net that this one was fine-tuned to stand for with missing patches; ``fit_surrogate`` sets it."""
         self.evaluation: Evaluation = "packed"
@@ -126,6 +128,15 @@ class MaskedModel(nn.Module):
     def device(self) -> torch.device:
         """Where the net is."""
         return net_device_dtype(self.net)[0]
+
+    @property
+    def same_null(self) -> bool:
+        """Whether v(0), with every player withheld, is the same for all images.
+
+        It is not where some tokens belong to nobody and stay, where withheld tokens still count in the softmax's
+        denominator, and where patches of other images take their place.
+        """
+        return self.removal not in ("softmax", "random") and bool((self.players.labels >= 0).all())
 
     @property
     def unit(self) -> Literal["probability", "output"]:

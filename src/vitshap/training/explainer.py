@@ -30,7 +30,7 @@ from vitshap.training.objectives import class_importance, explainer_loss
 from vitshap.training.pilot import pilot
 from vitshap.training.processes import kept_random_state, seed_device
 from vitshap.training.repeats import repeat_unsure
-from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, Evaluator, ValueStore, null_values, pilot_values
+from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, Evaluator, ValueStore, pilot_values
 
 ASIDE = 0.01
 """Scale of the loss of what is learned beside the values."""
@@ -56,7 +56,6 @@ def fit_explainer(
     ``folder`` takes checkpoints and the log, and with ``resume`` gives them back; None: nothing is kept.
     """
     config, console = config or ExplainerTraining(), console or Console(quiet=True)
-    _require_one_null_value(surrogate)
     surrogate = copy.deepcopy(surrogate).eval()
     images = training_images(surrogate, data, config)
     unseen = Images(surrogate, val, None, seed=config.loop.seed)
@@ -133,7 +132,6 @@ def hold_out(
         folder,
         evaluate,
         unseen,
-        explainer.null_values,
         law=SAMPLERS[config.sampler](explainer.surrogate.num_players),
         pairs=config.validation_coalitions,
         plan=None if store is None else store.plan,
@@ -148,7 +146,7 @@ def make_store(evaluate: Evaluator, images: Images, config: ValuesConfig, *, sca
 
     ``scale``: unit ``[K]`` in which outputs are learned, see ``Explainer.set_scale``.
     """
-    plan = plan_evaluations(evaluate, images, config, null_values(evaluate), scale)
+    plan = plan_evaluations(evaluate, images, config, scale)
     memory = None if config.memory_gib is None else int(config.memory_gib * 2**30)
     return ValueStore(evaluate, images, plan, views=config.views, coalitions=config.coalitions, memory=memory)
 
@@ -165,22 +163,21 @@ def network_config(config: ExplainerTraining, num_players: int) -> ExplainerConf
     return ExplainerConfig(tanh=False, output_scale=2 / num_players, magnitudes=True, profiles=config.cancels)
 
 
-def plan_evaluations(
-    evaluate: Evaluator, images: Images, config: ValuesConfig, null: Tensor, scale: Tensor | None = None
-) -> Plan:
+def plan_evaluations(evaluate: Evaluator, images: Images, config: ValuesConfig, scale: Tensor | None = None) -> Plan:
     """What a pilot on a few images (at most a fiftieth of the evaluations) finds best, or pairs from the Shapley kernel.
 
-    ``null``: v(0) ``[1, K]``; ``scale``: unit of the outputs ``[K]``.
+    ``scale``: unit of the outputs ``[K]``.
     """
-    unit = torch.ones_like(null[0]) if scale is None else scale
+    unit = 1.0 if scale is None else scale
     d = evaluate.model.num_players
     fixed = shapley_kernel(d) if config.allocation == "shapley" else None
     affordable = config.views * len(images) * config.coalitions // 50
 
     def values(coalitions: Coalitions) -> tuple[Tensor, Tensor, Tensor]:
         count = max(4, min(PILOT_IMAGES, affordable // len(coalitions)))
-        full, worth = pilot_values(evaluate, images, coalitions, count=count)
-        return worth / unit, (null / unit).expand_as(full), full / unit
+        nobody = torch.zeros_like(coalitions[:1])
+        full, worth = pilot_values(evaluate, images, torch.cat([nobody, coalitions]), count=count)
+        return worth[:, 1:] / unit, worth[:, 0] / unit, full / unit
 
     def weigh(noise: Tensor, full: Tensor) -> Tensor:
         """As the loss will."""
@@ -189,20 +186,6 @@ def plan_evaluations(
 
     cost = evaluate.model.evaluation_cost()
     return pilot(values, d, seed=images.seed, repeats=PILOT_REPEATS, weigh=weigh, cost=cost, fixed=fixed)
-
-
-def _require_one_null_value(surrogate: MaskedModel) -> None:
-    """Refuse games whose v(0) depends on the image: trainings learn from one v(0)."""
-    if surrogate.removal == "softmax":
-        raise ValueError(
-            'with removal="softmax" v(0) differs between images, and an explainer is trained with one: use '
-            'removal="attention", or a method that samples, such as kernelshap'
-        )
-    if bool((surrogate.players.labels < 0).any()):
-        raise ValueError(
-            "some patches belong to no player (label -1) and are always visible, so that v(0) differs between images, and "
-            "an explainer is trained with one: give them a player, or use a method that samples, such as kernelshap"
-        )
 
 
 def _deviations(evaluate: Evaluator, images: Images) -> Tensor:
@@ -251,10 +234,10 @@ class _Step(nn.Module):
             # Validation has other shapes and stays as it is.
             self._outputs = torch.compile(self._outputs, dynamic=False, mode="reduce-overhead")
 
-    def learned(self, pixels: Tensor, full: Tensor) -> tuple[Tensor, Tensor | None]:
+    def learned(self, pixels: Tensor, full: Tensor, base: Tensor) -> tuple[Tensor, Tensor | None]:
         """Values ``[B, d, K]``, and shares of profiles where the network learns them."""
         values, shares = self._outputs(pixels)
-        return self.explainer.efficient(sum_over_players(values, self.explainer.surrogate.players), full), shares
+        return self.explainer.efficient(sum_over_players(values, self.explainer.surrogate.players), full, base), shares
 
 
 class PaperStep(_Step):
@@ -264,8 +247,8 @@ class PaperStep(_Step):
         surrogate = self.explainer.surrogate
         with torch.no_grad():
             full, worth = (surrogate.link(surrogate.logits(pixels, s, finite=False)) for s in (None, coalitions))
-        (values, _), scale = self.learned(pixels, full), self.explainer.scale
-        base = self.explainer.null_values.expand_as(full)
+            base = self.explainer.base_values(pixels)
+        (values, _), scale = self.learned(pixels, full, base), self.explainer.scale
         return explainer_loss(values / scale, coalitions, worth / scale, base / scale)
 
 
@@ -275,15 +258,15 @@ class _ValuesStep(_Step):
         self.plan, self.config = plan, config
 
     def forward(self, pixels: Tensor, coalitions: Tensor, full: Tensor, worth: Tensor) -> Tensor:
-        values, shares = self.learned(pixels, full)
-        scale = self.explainer.scale
-        values, full, worth, known = values.float() / scale, full / scale, worth / scale, None
+        base, scale = self.explainer.base_values(pixels), self.explainer.scale
+        values, shares = self.learned(pixels, full, base)
+        values, base, full, worth = values.float() / scale, base / scale, full / scale, worth / scale
+        known = None
         if shares is not None and self.config.loss == "cancelled":
             known = Known(values.detach(), shares)
         with torch.autocast(pixels.device.type, enabled=False):
-            base, plan = (self.explainer.null_values / scale).expand_as(full), self.plan
             halves = weighted_halves(
-                plan,
+                self.plan,
                 coalitions,
                 worth,
                 base,

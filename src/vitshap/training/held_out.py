@@ -35,7 +35,6 @@ class HeldOut:
         folder: Path,
         evaluate: Evaluator,
         images: Images,
-        base: Tensor,
         *,
         pairs: int,
         law: CoalitionLaw | None = None,
@@ -47,9 +46,9 @@ class HeldOut:
         """Evaluate them, or read them from the run's folder.
 
         ``pairs`` coalitions of ``law`` (by default the Shapley kernel) and ``planned`` ones of the plan per image;
-        ``base``: v(0) ``[1, K]``; ``weighing``: of images and classes by their noise; ``emphasis``: on the predicted class.
+        ``weighing``: of images and classes by their noise; ``emphasis``: on the predicted class.
         """
-        self.images, self.base, self.plan, self.weighing, self.emphasis = images, base, plan, weighing, emphasis
+        self.images, self.plan, self.weighing, self.emphasis = images, plan, weighing, emphasis
         self.output = evaluate.model.output
         law = law or shapley_kernel(evaluate.model.num_players)
         self.pairs = _Drawn(law, pairs, True, VALIDATION)
@@ -71,15 +70,16 @@ class HeldOut:
         start = 0
         for pixels, batch in self.images.in_order(batch_size):
             here = slice(start, start := start + len(pixels))
-            values = explainer.values(pixels, self.full[here]).float()
+            base = explainer.base_values(pixels)
+            values = explainer.values(pixels, self.full[here], base).float()
             with torch.autocast(pixels.device.type, enabled=False):
-                for name, loss in self._losses(values, batch.indices, here, explainer.scale).items():
+                for name, loss in self._losses(values, base, batch.indices, here, explainer.scale).items():
                     totals[name] = totals.get(name, 0.0) + loss * len(pixels)
         return {name: total / len(self.full) for name, total in totals.items()}
 
-    def _losses(self, values: Tensor, indices: Tensor, here: slice, scale: Tensor) -> dict[str, float]:
-        values, full, worth = values / scale, self.full[here] / scale, self.worth[here] / scale
-        base, coalitions = (self.base / scale).expand_as(full), self.pairs(indices, self.images.seed)
+    def _losses(self, values: Tensor, base: Tensor, indices: Tensor, here: slice, scale: Tensor) -> dict[str, float]:
+        values, base, full, worth = (t / scale for t in (values, base, self.full[here], self.worth[here]))
+        coalitions = self.pairs(indices, self.images.seed)
         found = {
             "loss": explainer_loss(values, coalitions, worth, base),
             "uniform_loss": explainer_loss(uniform_explanation(base, full, values.shape[1]), coalitions, worth, base),
