@@ -30,7 +30,7 @@ from vitshap.training.objectives import class_importance, explainer_loss
 from vitshap.training.pilot import pilot
 from vitshap.training.processes import kept_random_state, seed_device
 from vitshap.training.repeats import repeat_unsure
-from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, Evaluator, ValueStore, pilot_values
+from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, Evaluator, ValueStore, null_values, pilot_values
 
 ASIDE = 0.01
 """Scale of the loss of what is learned beside the values."""
@@ -169,12 +169,16 @@ def plan_evaluations(evaluate: Evaluator, images: Images, config: ValuesConfig, 
     ``scale``: unit of the outputs ``[K]``.
     """
     unit = 1.0 if scale is None else scale
+    null = null_values(evaluate) if evaluate.model.same_null else None
     d = evaluate.model.num_players
     fixed = shapley_kernel(d) if config.allocation == "shapley" else None
     affordable = config.views * len(images) * config.coalitions // 50
 
     def values(coalitions: Coalitions) -> tuple[Tensor, Tensor, Tensor]:
         count = max(4, min(PILOT_IMAGES, affordable // len(coalitions)))
+        if null is not None:
+            full, worth = pilot_values(evaluate, images, coalitions, count=count)
+            return worth / unit, (null / unit).expand_as(full), full / unit
         nobody = torch.zeros_like(coalitions[:1])
         full, worth = pilot_values(evaluate, images, torch.cat([nobody, coalitions]), count=count)
         return worth[:, 1:] / unit, worth[:, 0] / unit, full / unit
