@@ -94,7 +94,8 @@ def authors_sampler(d: int) -> CoalitionLaw:
     """
     k = torch.arange(d - 1, dtype=torch.float64)
     drawn = shapley_kernel(d).size_probabilities[1:d]
-    sizes = torch.distributions.Binomial(d, 1 - k[:, None] / d).log_prob(torch.arange(d + 1, dtype=torch.float64)).exp()
+    rates = torch.distributions.Binomial(d, 1 - k[:, None] / d)
+    sizes: Tensor = rates.log_prob(torch.arange(d + 1, dtype=torch.float64)).exp()  # type: ignore[no-untyped-call]
     probabilities = drawn @ sizes
     return CoalitionLaw(d, (probabilities + probabilities.flip(0)) / 2)
 

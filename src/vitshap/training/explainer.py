@@ -21,7 +21,7 @@ from vitshap.explainers import Explainer, ExplainerConfig
 from vitshap.explainers.network import sum_over_players
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
-from vitshap.training.configs import ExplainerTraining, Sampler, ValuesConfig
+from vitshap.training.configs import ExplainerTraining, Sampler, ValuesConfig, suited
 from vitshap.training.fit import kept_or_temporary
 from vitshap.training.held_out import HeldOut
 from vitshap.training.loop import Task, train
@@ -59,7 +59,8 @@ def fit_explainer(
     surrogate = copy.deepcopy(surrogate).eval()
     images = training_images(surrogate, data, config)
     unseen = Images(surrogate, val, None, seed=config.loop.seed)
-    evaluate = Evaluator(surrogate, compiled=config.compiled)
+    config = suited(config, surrogate, len(images))
+    evaluate = Evaluator(surrogate, compiled=config.compiled is True)
     with kept_random_state(surrogate.device):
         seed_device(config.loop.seed, surrogate.device)
         explainer = Explainer(surrogate, network_config(config, surrogate.num_players), classifier=classifier)
@@ -120,7 +121,7 @@ def explainer_task(
 
 
 def hold_out(
-    folder: Path,
+    folder: Path | None,
     evaluate: Evaluator,
     unseen: Images,
     explainer: Explainer,
@@ -212,7 +213,7 @@ def _paper_task(explainer: Explainer, images: Images, held_out: HeldOut, config:
     def validate() -> dict[str, float]:
         return held_out.losses(explainer, config.validation_batch)
 
-    return Task(PaperStep(explainer, compiled=config.compiled), explainer, batches, len(images), validate)
+    return Task(PaperStep(explainer, compiled=config.compiled is True), explainer, batches, len(images), validate)
 
 
 def _values_task(explainer: Explainer, store: ValueStore, held_out: HeldOut, config: ExplainerTraining) -> Task:
@@ -222,7 +223,7 @@ def _values_task(explainer: Explainer, store: ValueStore, held_out: HeldOut, con
     def validate() -> dict[str, float]:
         return held_out.losses(explainer, config.validation_batch)
 
-    step = _ValuesStep(explainer, store.plan, config.values, compiled=config.compiled)
+    step = _ValuesStep(explainer, store.plan, config.values, compiled=config.compiled is True)
     return Task(step, explainer, batches, len(store.images), validate, select=held_out.select)
 
 

@@ -32,7 +32,7 @@ class HeldOut:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | None,
         evaluate: Evaluator,
         images: Images,
         *,
@@ -43,7 +43,7 @@ class HeldOut:
         weighing: Weighing = NO_WEIGHTS,
         emphasis: float = 0.0,
     ) -> None:
-        """Evaluate them, or read them from the run's folder.
+        """Evaluate them, or read them from the run's folder; None: they are not stored.
 
         ``pairs`` coalitions of ``law`` (by default the Shapley kernel) and ``planned`` ones of the plan per image;
         ``weighing``: of images and classes by their noise; ``emphasis``: on the predicted class.
@@ -53,7 +53,7 @@ class HeldOut:
         law = law or shapley_kernel(evaluate.model.num_players)
         self.pairs = _Drawn(law, pairs, True, VALIDATION)
         self.planned = None if plan is None else _Drawn(plan.law, planned, plan.paired, f"{VALIDATION} by plan")
-        stored = self._stored(folder / FILE, evaluate)
+        stored = self._evaluated(evaluate) if folder is None else self._stored(folder / FILE, evaluate)
         self.full, self.worth = stored["full"], stored["worth"]  # [n, K], [n, S, K]
         self.planned_worth = stored.get("planned_worth")
 

@@ -36,6 +36,9 @@ LINES = 20
 """About so many epochs are printed; the log has all."""
 
 
+Auto = Literal["auto"]
+
+
 class TrainingDiverged(RuntimeError):
     """The loss is not finite; the message names step, learning rate and the last good checkpoint."""
 
@@ -45,10 +48,10 @@ class LoopConfig:
     """How to train; the defaults are the paper's for explainers."""
 
     epochs: int = 100
-    batch_size: int = 64
-    """Samples per optimiser step, over all processes."""
-    learning_rate: float = 1e-4
-    """Peak, after the warm-up; then it falls along a cosine to zero."""
+    batch_size: int | Auto = 64
+    """Samples per optimiser step, over all processes; auto: by device, net and number of images (64 on a CPU)."""
+    learning_rate: float | Auto = 1e-4
+    """Peak, after the warm-up; then it falls along a cosine to zero. auto: by device and batch."""
     warmup_steps: int = 500
     """Steps of the linear warm-up, see ``warmup``."""
     warmup: Literal["capped", "exact"] = "capped"
@@ -64,18 +67,27 @@ class LoopConfig:
     validate_every: int = 1
     """Epochs between validations, each with a line in the log; the last epoch has one in any case."""
     patience: int | None = None
-    """Stop after so many epochs without a better validation; None: never."""
+    """Stop after so many epochs without a better validation; None: never. The best weights are kept in any case. The
+    learning rate falls over all epochs, so less than a quarter of them may stop a training that would still improve."""
 
     def __post_init__(self) -> None:
         for key in ("epochs", "batch_size", "save_every", "validate_every", "patience"):
-            if getattr(self, key) is not None and getattr(self, key) < 1:
-                raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
+            if (value := getattr(self, key)) not in (None, "auto") and value < 1:
+                raise ValueError(f"{key} must be at least 1, got {value}")
         for key in ("learning_rate", "clip", "epsilon"):
-            if not getattr(self, key) > 0:
-                raise ValueError(f"{key} must be positive, got {getattr(self, key)}")
+            if (value := getattr(self, key)) != "auto" and not value > 0:
+                raise ValueError(f"{key} must be positive, got {value}")
         for key in ("seed", "warmup_steps", "weight_decay"):
             if getattr(self, key) < 0:
                 raise ValueError(f"{key} must be 0 or more, got {getattr(self, key)}")
+
+    def numbers(self) -> tuple[int, float]:
+        """Batch and peak of the learning rate; "auto" is no number yet, see ``configs.suited``."""
+        if self.batch_size == "auto" or self.learning_rate == "auto":
+            raise ValueError(
+                "batch_size and learning_rate are numbers here; auto is resolved by fit_* and vitshap train"
+            )
+        return self.batch_size, self.learning_rate
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,19 +134,20 @@ def train(
 
 class _Run:
     def __init__(self, task: Task, config: LoopConfig, folder: Path, console: Console) -> None:
-        if task.num_samples < config.batch_size:
-            raise ValueError(f"{task.num_samples} samples are fewer than a batch of {config.batch_size}")
+        self.batch_size, rate = config.numbers()
+        if task.num_samples < self.batch_size:
+            raise ValueError(f"{task.num_samples} samples are fewer than a batch of {self.batch_size}")
         self.task, self.config, self.folder, self.console = task, config, folder, console
         self.device = next(task.step.parameters()).device
         processes.join(self.device)
         self.rank, self.processes = processes.rank(), processes.count()
-        if config.batch_size < self.processes:
+        if self.batch_size < self.processes:
             raise ValueError(
-                f"a batch of {config.batch_size} is too small for {self.processes} processes: each takes its part of it"
+                f"a batch of {self.batch_size} is too small for {self.processes} processes: each takes its part of it"
             )
         self.optimiser = torch.optim.AdamW(
             [p for p in task.step.parameters() if p.requires_grad],
-            lr=config.learning_rate,
+            lr=rate,
             weight_decay=config.weight_decay,
             eps=config.epsilon,
             fused=self.device.type == "cuda",
@@ -146,7 +159,7 @@ class _Run:
         self.state, self.saved = Progressed(), time.perf_counter()
         self.unread: deque[UnreadLoss] = deque()
         self.board = Board(folder / "tensorboard")
-        self.epoch_steps = task.num_samples // config.batch_size
+        self.epoch_steps = task.num_samples // self.batch_size
         self.total_steps = config.epochs * self.epoch_steps
 
     def run(self, resume: bool) -> list[dict[str, float]]:
@@ -159,7 +172,7 @@ class _Run:
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         shown = self.console if self.rank == 0 else Console(quiet=True)
-        with progress_bar(shown, self.total_steps, self.state.step, self.config.batch_size) as advance:
+        with progress_bar(shown, self.total_steps, self.state.step, self.batch_size) as advance:
             while not self._ended() and not self._out_of_patience():
                 epoch, position = divmod(self.state.step, self.epoch_steps)
                 self._epoch(epoch, position, advance)
@@ -167,6 +180,9 @@ class _Run:
                     self._validate(epoch)
                 if self._save_is_due():
                     self._save()
+        if not self._ended():
+            last = self.state.history[-1]["epoch"]
+            self.console.print(f"stopped after epoch {last}: no better validation for {self.config.patience} epochs")
         self.board.close()
         self._load_best()
         return self.state.history
@@ -182,7 +198,7 @@ class _Run:
         return checkpoints.Checkpoint(tensors, record[0], Path(record[1])) if record else None
 
     def _epoch(self, epoch: int, position: int, advance: Callable[[int, float], None]) -> None:
-        size = self.config.batch_size
+        size = self.batch_size
         order = shuffled(self.task.num_samples, seed=self.config.seed, epoch=epoch)
         steps = range(position, self.epoch_steps)
         mine = [order[i * size : (i + 1) * size][self.rank :: self.processes] for i in steps]
@@ -290,8 +306,8 @@ def autocast(device: torch.device) -> torch.autocast:
 
 def learning_rate(step: int, total: int, config: LoopConfig) -> float:
     """Linear warm-up, then a cosine to zero."""
-    exact = config.warmup == "exact"
+    exact, (_, peak) = config.warmup == "exact", config.numbers()
     warmup = config.warmup_steps if exact else min(config.warmup_steps, total // 10)
     if step < warmup:
-        return config.learning_rate * (step if exact else step + 1) / warmup
-    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1)))
+        return peak * (step if exact else step + 1) / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1)))
