@@ -1,5 +1,6 @@
 """The laws over coalitions against their definitions, and the sampler against the laws."""
 
+from fractions import Fraction
 from itertools import combinations
 from math import comb
 
@@ -8,7 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitshap.coalitions import all_coalitions, fixed_size, harmonic_number, shapley_kernel, uniform_size
+from vitshap.coalitions import (
+    all_coalitions,
+    authors_sampler,
+    fixed_size,
+    harmonic_number,
+    shapley_kernel,
+    uniform_size,
+)
 
 
 def _seeded(seed: int = 0) -> torch.Generator:
@@ -41,6 +49,29 @@ def test_smallest_eigenvalue_of_the_second_moment(d: int) -> None:
 def test_harmonic_number_of_195_and_beyond_a_thousand() -> None:
     assert harmonic_number(195) == pytest.approx(5.8528, abs=5e-5)
     assert harmonic_number(1001) == pytest.approx(harmonic_number(1000) + 1 / 1001, abs=1e-14)
+
+
+def test_an_eighth_of_the_authors_subsets_are_empty_or_full() -> None:
+    d = 196
+    weight = [Fraction(1, k * (d - k)) for k in range(1, d)]  # of size k, put on k - 1
+    ends = sum(w * (Fraction(k, d) ** d + (1 - Fraction(k, d)) ** d) for k, w in enumerate(weight)) / sum(weight)
+    law = authors_sampler(d)
+    assert float(ends) == pytest.approx(0.1214, abs=5e-5)
+    assert float(law.size_probabilities[[0, d]].sum()) == pytest.approx(float(ends), rel=1e-9)
+    assert float(law.size_probabilities.sum()) == pytest.approx(1, abs=1e-12)
+
+
+def test_the_authors_sampler_is_their_two_steps() -> None:
+    d, n = 6, 200_000
+    weight = torch.tensor([1 / (k * (d - k)) for k in range(1, d)], dtype=torch.float64)
+    k = torch.multinomial(weight, n, replacement=True, generator=_seeded())  # 0..d-2
+    kept = torch.rand(n, d, generator=_seeded(1)) > k[:, None] / d
+    both = torch.cat([kept, ~kept]).sum(1)
+    law = authors_sampler(d)
+    frequencies = torch.bincount(both, minlength=d + 1) / (2 * n)
+    assert (frequencies - law.size_probabilities).abs().max() < 0.004
+    pairs = law.sample(1000, paired=True, generator=_seeded(2))
+    assert torch.equal(pairs[::2], ~pairs[1::2])
 
 
 @pytest.mark.parametrize("paired", [False, True])

@@ -1,7 +1,8 @@
 """A small but real training, as a program: a ViT learns to tell random images apart with patches missing.
 
 python small_training.py FOLDER [epochs] [save_every] [batch]; started again it continues. Prints its pid when it starts to
-train. With OWN_DISKS in the environment every process has a folder of its own, as on several machines.
+train. With OWN_DISKS in the environment every process has a folder of its own, as on several machines. Processes that
+would send each other pickled objects end with an error.
 """
 
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed import distributed_c10d
 
 from vitshap.coalitions import uniform_size
 from vitshap.data import sample_coalitions
@@ -57,7 +59,12 @@ def task() -> Task:
     return Task(Step(model), model, batches, SAMPLES, validate)
 
 
+def _refuse_pickle(*_: object) -> None:
+    raise AssertionError("an object is pickled between processes")
+
+
 if __name__ == "__main__":
+    distributed_c10d._object_to_tensor = distributed_c10d._tensor_to_object = _refuse_pickle
     folder = Path(sys.argv[1])
     epochs = int(sys.argv[2]) if len(sys.argv) > 2 else 4
     save_every = int(sys.argv[3]) if len(sys.argv) > 3 else 3

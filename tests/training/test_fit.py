@@ -19,6 +19,8 @@ from vitshap.training.configs import ClassifierTraining, ExplainerTraining, Surr
 from vitshap.training.explainer import fit_explainer
 from vitshap.training.fit import fit_classifier, fit_masked_classifier, fit_surrogate
 from vitshap.training.loop import LoopConfig
+from vitshap.training.nets import build_model
+from vitshap.training.recipes import load_recipe
 
 
 def _loop(epochs: int, rate: float) -> LoopConfig:
@@ -184,3 +186,28 @@ def test_weights_and_kappa(digits: Splits, classifier: MaskedModel, tmp_path: Pa
     config = ClassifierTraining(_loop(2, 1e-3), None, class_weights="balanced", select="kappa")
     fit_classifier(classifier, digits.train, digits.val, tmp_path, config)
     assert '"kappa"' in (tmp_path / "log.jsonl").read_text()
+
+
+def test_random_numbers_and_accelerators_of_the_user_are_left_alone(classifier: MaskedModel, digits: Splits) -> None:
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    config = SurrogateTraining(_loop(1, 1e-3), None)
+    alone = fit_surrogate(classifier, digits.train, digits.val, config=config).fingerprint()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    try:
+        accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+        torch.manual_seed(7)
+        expected = torch.rand(3)
+        torch.manual_seed(7)
+        trained = fit_surrogate(classifier, digits.train, digits.val, config=config)
+        fit_explainer(trained, digits.train, digits.val, config=_paper(1, 1e-3))
+        fit_classifier(trained, digits.train, digits.val, config=ClassifierTraining(_loop(1, 1e-3), None))
+        build_model(load_recipe("digits").model, digits.train)
+        assert torch.equal(torch.rand(3), expected)
+        assert trained.fingerprint() == alone, "a CPU trains in float32 whatever the accelerator's precision"
+        assert accelerator.mixed_precision == "bf16"
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+    Accelerator(cpu=True, mixed_precision="bf16")
+    AcceleratorState._reset_state(reset_partial_state=True)

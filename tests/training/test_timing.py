@@ -29,6 +29,11 @@ def test_durations_are_said_as_people_do(seconds: float, said: str) -> None:
     assert timing.about(seconds) == said
 
 
+def test_a_range_has_one_unit() -> None:
+    assert timing.about(400, 250) == "about 4 to 7 min"
+    assert timing.about(40, 39.8) == "about 40 s"
+
+
 @pytest.fixture(scope="module")
 def digits() -> Splits:
     return load_digits()
@@ -40,34 +45,65 @@ def test_every_training_is_estimated_from_its_own_steps(digits: Splits, procedur
     model = build_model(recipe.model, digits.train)
     before = model.fingerprint()
     stages = timing.estimate(recipe, model, digits)
-    assert [stage.name for stage in stages] == ["classifier", "surrogate", "explainer"]
+    assert [stage.name for stage in stages] == ["images", "classifier", "surrogate", "explainer"]
     assert model.fingerprint() == before
-    assert "360 steps of" in stages[0].detail
-    assert "1,140 steps of" in stages[2].detail
-    assert ("values of coalitions" in stages[2].detail) == (procedure == "values")
+    assert "1,797 images are read" in stages[0].detail
+    assert "360 steps of" in stages[1].detail
+    assert "1,140 steps of" in stages[3].detail
+    assert ("values of coalitions" in stages[3].detail) == (procedure == "values")
     assert all(stage.seconds > 0 for stage in stages)
     assert timing.lines(stages)[-1].startswith("in all about ")
     assert timing.estimate(recipe, model, digits, done={"classifier", "surrogate", "explainer"}) == []
 
 
-@pytest.mark.parametrize(("times", "said"), [(1, False), (3, True)])
-def test_what_repeats_will_add_is_named(digits: Splits, times: int, said: bool) -> None:
-    recipe = load_recipe("digits", settings=[f"explainer.values.unsure={times}"])
-    (stage,) = timing.estimate(
-        recipe, build_model(recipe.model, digits.train), digits, done={"classifier", "surrogate"}
-    )
-    assert ("unsure of are met 3 times" in stage.detail) == said
+def test_a_range_is_said_and_compiling_widens_it() -> None:
+    stage = timing.StageTime("explainer", 600, "1,000 steps of 0.6 s")
+    assert timing.lines([stage])[-1].startswith("in all about 8 to 14 min")
+    low, high = stage.span
+    compiled = timing.compiled(stage)
+    assert compiled.span[0] < low < high < compiled.span[1]
+    assert "before it is compiled" in timing.lines([compiled])[0]
+
+
+def _steps(stage: timing.StageTime) -> int:
+    return int(stage.detail.partition(" steps")[0].replace(",", ""))
+
+
+def test_repeats_test_images_and_validation_are_counted(digits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which every image takes a second, whatever is done with it."""
+    monkeypatch.setattr(timing._Clock, "_seconds", lambda self, work, n: n * 1.0)
+    monkeypatch.setattr(timing._Clock, "_writing", lambda self: 0.0)
+    monkeypatch.setattr(timing, "QUICK", 0.0)
+    done = {"classifier", "surrogate"}
+
+    def explainer(*settings: str, splits: Splits = digits) -> timing.StageTime:
+        recipe = load_recipe("digits", settings=["explainer.values.allocation=shapley", *settings])
+        images, stage = timing.estimate(recipe, model, splits, done=done)
+        assert images.name == "images"
+        return stage
+
+    model = build_model(load_recipe("digits").model, digits.train)
+    once, again = explainer(), explainer("explainer.values.unsure=11")
+    assert _steps(again) == 60 * (2 * len(digits.train) // 64)  # a tenth of them ten times more
+    assert "met 11 times" in again.detail
+    assert again.seconds > 1.5 * once.seconds
+    assert explainer("explainer.loop.validate_every=60").seconds < once.seconds
+    fewer = Splits(digits.train, digits.val, digits.test.subset(range(10)))
+    assert explainer(splits=fewer).seconds < once.seconds
 
 
 def test_a_step_that_would_take_long_is_timed_in_part(digits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe("digits", settings=["masked=true"])
     model = build_model(recipe.model, digits.train)
     clock, sizes = timing._Clock(model, digits), []
-    monkeypatch.setattr(timing, "PATIENCE", 0.0)
-    monkeypatch.setattr(clock, "_seconds", lambda work, n: sizes.append(n) or n * 1.0)
-    assert clock._timed(lambda n: None, 128) == 128.0
-    assert set(sizes) == {timing.PART}
-    assert [stage.name for stage in timing.estimate(recipe, model, digits)] == ["classifier", "explainer"]
+    monkeypatch.setattr(clock, "_seconds", lambda work, n: sizes.append(n) or n * 0.1)
+    assert clock._timed(lambda n: None, 128) == pytest.approx(12.8)
+    assert sizes == [timing.PART, timing.PART, 10], "about a second's work"
+    sizes.clear()
+    assert clock._timed(lambda n: None, 16) == pytest.approx(1.6)
+    assert sizes == [timing.PART, timing.PART, 16, 16, 16]
+    names = [stage.name for stage in timing.estimate(recipe, model, digits)]
+    assert names == ["images", "classifier", "explainer"]
 
 
 def test_without_tensorboard_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

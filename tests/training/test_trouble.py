@@ -211,3 +211,34 @@ def test_checkpoints_of_another_net_are_refused(tmp_path: Path) -> None:
     fit_explainer(_model(), _images(), _images(), tmp_path, PAPER)
     with pytest.raises(ValueError, match=r"step-00000002 holds the weights of another net: \d+ tensors"):
         fit_surrogate(_model(), _images(), _images(), tmp_path, SurrogateTraining(LOOP, augmentation=None), resume=True)
+
+
+# Games of other outputs, players and removals
+
+
+@pytest.mark.parametrize("procedure", ["paper", "values"])
+def test_outputs_of_any_magnitude_count_the_same_in_training_and_selection(procedure: str, tmp_path: Path) -> None:
+    logs = []
+    for name, unit in (("one", 1.0), ("thousand", 1024.0)):
+        model = _model(output="identity")
+        with torch.no_grad():
+            model.net.classifier.weight[0] *= unit
+            model.net.classifier.bias[0] *= unit
+        values = ValuesConfig(views=2, coalitions=6, noise_weights=0.0)
+        loop = LoopConfig(epochs=2, batch_size=4, learning_rate=1e-2)
+        config = ExplainerTraining(procedure, loop, None, coalitions=4, values=values, validation_coalitions=4)
+        fit_explainer(model, _images(), _images(), tmp_path / name, config)
+        logs.append([json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()])
+    for one, thousand in zip(*logs, strict=True):
+        assert thousand == pytest.approx(one, rel=1e-3)
+
+
+def test_the_authors_sampler_and_one_pair_per_validation_image(tmp_path: Path) -> None:
+    losses = []
+    for sampler in ("shapley", "authors"):
+        config = ExplainerTraining("paper", LOOP, None, coalitions=8, sampler=sampler, validation_coalitions=2)
+        fit_explainer(_model(), _images(), _images(), tmp_path / sampler, config)
+        losses.append(json.loads((tmp_path / sampler / "log.jsonl").read_text()))
+        assert files.read_tensors(tmp_path / sampler / FILE)["worth"].shape == (8, 2, 3)
+    assert losses[0]["train_loss"] != losses[1]["train_loss"]
+    assert losses[0]["uniform_loss"] != losses[1]["uniform_loss"]

@@ -148,6 +148,7 @@ def test_exact_values_have_the_least_held_out_loss(model: MaskedModel, tmp_path:
         def __init__(self, noise: float) -> None:
             super().__init__()
             noise_of = torch.randn(shapley.shape, generator=torch.Generator().manual_seed(0)) * shapley.std()
+            self.scale = torch.ones(shapley.shape[2])
             self.given = shapley + noise * (noise_of - noise_of.mean(1, keepdim=True))
 
         def base_values(self, pixels: torch.Tensor) -> torch.Tensor:

@@ -71,12 +71,12 @@ def measure(library: Library, arch: Arch, config: ExplainerTraining, device: tor
 
 def measure_net(model: MaskedModel, config: ExplainerTraining, *, steps: int) -> Speed:
     """The same for any net."""
-    device, batch = model.device, config.loop.batch_size
+    device, (batch, _) = model.device, config.loop.numbers()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     images = Images(model, _random_images(model, (steps + WARM_UP) * batch), config.augmentation, seed=0)
     unseen = Images(model, _random_images(model, UNSEEN), None, seed=0)
-    evaluate = Evaluator(model, compiled=config.compiled)
+    evaluate = Evaluator(model, compiled=config.compiled is True)
     store, evaluations = None, 0.0
     if config.procedure == "values":
         store = make_store(evaluate, images, config.values)

@@ -21,6 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from vitshap.training import files
+
 FORMAT = "vitshap.checkpoint"
 VERSION = 1
 KEPT = 2
@@ -71,7 +73,7 @@ def load(path: str | Path) -> Checkpoint:
     """Read one checkpoint, or raise ``DamagedCheckpoint``."""
     path = Path(path)
     try:
-        head = json.loads((path / RECORD).read_text())
+        head = files.read_json(path / RECORD)
         kind, version, digest, record = head["format"], head["version"], head["sha256"], head["record"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpoint(f"{path} is not a complete vitshap checkpoint: {error}") from error

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
 
 from vitshap.data import Augmentation
+from vitshap.data.pixels import free_bytes
 from vitshap.explainers import ExplainerConfig
-from vitshap.training.loop import LoopConfig
+from vitshap.models import MaskedModel
+from vitshap.training.loop import Auto, LoopConfig
 from vitshap.training.noise import Weighing
 
 Procedure = Literal["values", "paper"]
 Select = Literal["accuracy", "kappa", "loss"]
+Sampler = Literal["shapley", "authors"]
 
 
 @dataclass(frozen=True)
@@ -109,9 +112,13 @@ class ExplainerTraining:
     """What the network is made of; null: what suits the procedure."""
     coalitions: int = 32
     """Subsets per image and step of the procedure "paper": half of them drawn, with their complements."""
+    sampler: Sampler = "shapley"
+    """Distribution of these subsets and of the validation's: "shapley", the Shapley kernel, or "authors", what the code of
+    the paper's authors draws: sizes shifted by one, and 12 % of subsets empty or full (for comparison only)."""
     values: ValuesConfig = field(default_factory=ValuesConfig)
-    compiled: bool = False
-    """Compile network and evaluations (GPU): faster, but a minute or two pass before it starts."""
+    compiled: bool | Auto = False
+    """Compile network and evaluations (GPU): faster, but a minute or two pass before it starts. auto: where ``vitshap
+    train`` expects the explainer's training to take more than five minutes without."""
     validation_coalitions: int = 32
     """Fixed subsets of each validation image, half of them drawn, with their complements."""
     validation_batch: int = 256
@@ -126,3 +133,38 @@ class ExplainerTraining:
     def cancels(self) -> bool:
         """Whether predicted noise is cancelled."""
         return self.procedure == "values" and self.values.loss == "cancelled"
+
+
+T = TypeVar("T", ClassifierTraining, SurrogateTraining, ExplainerTraining)
+ON_CPU = {ClassifierTraining: (64, 1e-5), SurrogateTraining: (64, 1e-5), ExplainerTraining: (64, 1e-4)}
+"""Batch and learning rate that "auto" stands for: the paper's."""
+ON_GPU = {ClassifierTraining: (128, 1e-5), SurrogateTraining: (512, 1.4e-4), ExplainerTraining: (256, 3e-4)}
+"""The same on a GPU, which small batches leave idle: what the shipped explainer was trained with."""
+SMALL_NET = 25e6
+"""Weights up to which a GPU's batches are these; they are halved for every four times as many."""
+GPU_MEMORY = 20 * 2**30
+"""Bytes that a training with such a batch may take; with less, batches are smaller."""
+LEAST_STEPS = 300
+"""Optimiser steps that a training on a GPU has at least: with few images batches are smaller."""
+
+
+def suited(config: T, model: MaskedModel, samples: int) -> T:
+    """``config`` with numbers in place of "auto", by the device and size of ``model`` and the number of images.
+
+    Never more than a power of two that the images fill; on a GPU the learning rate falls with the batch.
+    """
+    loop, (usual, usual_rate) = config.loop, ON_CPU[type(config)]
+    most, rate = (usual, usual_rate) if model.device.type == "cpu" else ON_GPU[type(config)]
+    size = loop.batch_size
+    if size == "auto":
+        size, weights = most, sum(p.numel() for p in model.net.parameters())
+        while weights > SMALL_NET and size > usual:
+            size, weights = size // 2, weights // 4
+        least = GPU_MEMORY * size // most
+        while size > usual and (loop.epochs * (samples // size) < LEAST_STEPS or free_bytes(model.device) < least):
+            size, least = size // 2, least // 2
+        size = min(size, 1 << (max(samples, 1).bit_length() - 1))
+    loop = replace(loop, batch_size=size)
+    if loop.learning_rate == "auto":
+        loop = replace(loop, learning_rate=max(usual_rate, rate * min(1.0, int(size) / most)))
+    return replace(config, loop=loop)

@@ -7,7 +7,7 @@ size's part removed, sizes drawn where the noise is, views and classes weighed b
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,26 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from vitshap.coalitions import Coalitions, shapley_kernel
+from vitshap.coalitions import CoalitionLaw, Coalitions, authors_sampler, shapley_kernel
 from vitshap.data import sample_coalitions
 from vitshap.explainers import Explainer, ExplainerConfig
 from vitshap.explainers.network import sum_over_players
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
-from vitshap.training.configs import ExplainerTraining, ValuesConfig
+from vitshap.training.configs import ExplainerTraining, Sampler, ValuesConfig, suited
 from vitshap.training.fit import kept_or_temporary
 from vitshap.training.held_out import HeldOut
 from vitshap.training.loop import Task, train
 from vitshap.training.noise import Known, Plan, Residuals, weighted_halves, weights_by_noise
 from vitshap.training.objectives import class_importance, explainer_loss
 from vitshap.training.pilot import pilot
+from vitshap.training.processes import kept_random_state, seed_device
 from vitshap.training.repeats import repeat_unsure
-from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, Evaluator, ValueStore, pilot_values
+from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, Evaluator, ValueStore, null_values, pilot_values
 
 ASIDE = 0.01
 """Scale of the loss of what is learned beside the values."""
+SAMPLERS: dict[Sampler, Callable[[int], CoalitionLaw]] = {"shapley": shapley_kernel, "authors": authors_sampler}
 
 
 def fit_explainer(
@@ -57,17 +59,19 @@ def fit_explainer(
     surrogate = copy.deepcopy(surrogate).eval()
     images = training_images(surrogate, data, config)
     unseen = Images(surrogate, val, None, seed=config.loop.seed)
-    evaluate = Evaluator(surrogate, compiled=config.compiled)
+    config = suited(config, surrogate, len(images))
+    evaluate = Evaluator(surrogate, compiled=config.compiled is True)
+    with kept_random_state(surrogate.device):
+        seed_device(config.loop.seed, surrogate.device)
+        explainer = Explainer(surrogate, network_config(config, surrogate.num_players), classifier=classifier)
+    if surrogate.output == "identity":
+        explainer.set_scale(_deviations(evaluate, unseen))
     store = None
     if config.procedure == "values":
-        store = make_store(evaluate, images, config.values)
+        store = make_store(evaluate, images, config.values, scale=explainer.scale)
         console.print(store.describe())
-    torch.manual_seed(config.loop.seed)
-    explainer = Explainer(surrogate, network_config(config, surrogate.num_players), classifier=classifier)
     with kept_or_temporary(folder) as place:
         held_out = hold_out(place, evaluate, unseen, explainer, config, store)
-        if surrogate.output == "identity":
-            explainer.set_scale(held_out.full.std(0))
         train_explainer(explainer, images, held_out, place, config, store=store, resume=resume, console=console)
     return explainer
 
@@ -117,7 +121,7 @@ def explainer_task(
 
 
 def hold_out(
-    folder: Path,
+    folder: Path | None,
     evaluate: Evaluator,
     unseen: Images,
     explainer: Explainer,
@@ -129,6 +133,7 @@ def hold_out(
         folder,
         evaluate,
         unseen,
+        law=SAMPLERS[config.sampler](explainer.surrogate.num_players),
         pairs=config.validation_coalitions,
         plan=None if store is None else store.plan,
         planned=0 if store is None else store.coalitions,
@@ -137,9 +142,12 @@ def hold_out(
     )
 
 
-def make_store(evaluate: Evaluator, images: Images, config: ValuesConfig) -> ValueStore:
-    """The values that ``config`` asks for; computed when they are met, but for the pilot's."""
-    plan = plan_evaluations(evaluate, images, config)
+def make_store(evaluate: Evaluator, images: Images, config: ValuesConfig, *, scale: Tensor | None = None) -> ValueStore:
+    """The values that ``config`` asks for; computed when they are met, but for the pilot's.
+
+    ``scale``: unit ``[K]`` in which outputs are learned, see ``Explainer.set_scale``.
+    """
+    plan = plan_evaluations(evaluate, images, config, scale)
     memory = None if config.memory_gib is None else int(config.memory_gib * 2**30)
     return ValueStore(evaluate, images, plan, views=config.views, coalitions=config.coalitions, memory=memory)
 
@@ -156,17 +164,25 @@ def network_config(config: ExplainerTraining, num_players: int) -> ExplainerConf
     return ExplainerConfig(tanh=False, output_scale=2 / num_players, magnitudes=True, profiles=config.cancels)
 
 
-def plan_evaluations(evaluate: Evaluator, images: Images, config: ValuesConfig) -> Plan:
-    """What a pilot on a few images (at most a fiftieth of the evaluations) finds best, or pairs from the Shapley kernel."""
+def plan_evaluations(evaluate: Evaluator, images: Images, config: ValuesConfig, scale: Tensor | None = None) -> Plan:
+    """What a pilot on a few images (at most a fiftieth of the evaluations) finds best, or pairs from the Shapley kernel.
+
+    ``scale``: unit of the outputs ``[K]``.
+    """
+    unit = 1.0 if scale is None else scale
+    null = null_values(evaluate) if evaluate.model.same_null else None
     d = evaluate.model.num_players
     fixed = shapley_kernel(d) if config.allocation == "shapley" else None
     affordable = config.views * len(images) * config.coalitions // 50
 
     def values(coalitions: Coalitions) -> tuple[Tensor, Tensor, Tensor]:
         count = max(4, min(PILOT_IMAGES, affordable // len(coalitions)))
+        if null is not None:
+            full, worth = pilot_values(evaluate, images, coalitions, count=count)
+            return worth / unit, (null / unit).expand_as(full), full / unit
         nobody = torch.zeros_like(coalitions[:1])
         full, worth = pilot_values(evaluate, images, torch.cat([nobody, coalitions]), count=count)
-        return worth[:, 1:], worth[:, 0], full
+        return worth[:, 1:] / unit, worth[:, 0] / unit, full / unit
 
     def weigh(noise: Tensor, full: Tensor) -> Tensor:
         """As the loss will."""
@@ -177,8 +193,17 @@ def plan_evaluations(evaluate: Evaluator, images: Images, config: ValuesConfig) 
     return pilot(values, d, seed=images.seed, repeats=PILOT_REPEATS, weigh=weigh, cost=cost, fixed=fixed)
 
 
+def _deviations(evaluate: Evaluator, images: Images) -> Tensor:
+    """Standard deviation of each output on whole images, ``[K]``."""
+    whole = evaluate.model.num_players
+    found = []
+    for pixels, _ in images.in_order(256):
+        found.append(evaluate(pixels, torch.ones(len(pixels), 1, whole, dtype=torch.bool, device=pixels.device)).full)
+    return torch.cat(found).std(0)
+
+
 def _paper_task(explainer: Explainer, images: Images, held_out: HeldOut, config: ExplainerTraining) -> Task:
-    law, seed = shapley_kernel(explainer.surrogate.num_players), config.loop.seed
+    law, seed = SAMPLERS[config.sampler](explainer.surrogate.num_players), config.loop.seed
 
     def batches(order: Iterable[Tensor], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         for pixels, batch in images.views(order, epoch):
@@ -188,7 +213,7 @@ def _paper_task(explainer: Explainer, images: Images, held_out: HeldOut, config:
     def validate() -> dict[str, float]:
         return held_out.losses(explainer, config.validation_batch)
 
-    return Task(PaperStep(explainer, compiled=config.compiled), explainer, batches, len(images), validate)
+    return Task(PaperStep(explainer, compiled=config.compiled is True), explainer, batches, len(images), validate)
 
 
 def _values_task(explainer: Explainer, store: ValueStore, held_out: HeldOut, config: ExplainerTraining) -> Task:
@@ -198,7 +223,7 @@ def _values_task(explainer: Explainer, store: ValueStore, held_out: HeldOut, con
     def validate() -> dict[str, float]:
         return held_out.losses(explainer, config.validation_batch)
 
-    step = _ValuesStep(explainer, store.plan, config.values, compiled=config.compiled)
+    step = _ValuesStep(explainer, store.plan, config.values, compiled=config.compiled is True)
     return Task(step, explainer, batches, len(store.images), validate, select=held_out.select)
 
 
@@ -238,9 +263,10 @@ class _ValuesStep(_Step):
         self.plan, self.config = plan, config
 
     def forward(self, pixels: Tensor, coalitions: Tensor, full: Tensor, worth: Tensor) -> Tensor:
-        base = self.explainer.base_values(pixels)
+        base, scale = self.explainer.base_values(pixels), self.explainer.scale
         values, shares = self.learned(pixels, full, base)
-        values, known = values.float(), None
+        values, base, full, worth = values.float() / scale, base / scale, full / scale, worth / scale
+        known = None
         if shares is not None and self.config.loss == "cancelled":
             known = Known(values.detach(), shares)
         with torch.autocast(pixels.device.type, enabled=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,6 +29,15 @@ def write(path: Path, fill: Callable[[Path], Any]) -> None:
 def write_text(path: Path, text: str) -> None:
     """A text, whole."""
     write(path, lambda place: place.write_text(text, encoding="utf-8"))
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds, or a ``ValueError``; ``OSError`` where there is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # damaged, or nested without end
+        why = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise ValueError(f"{path} is damaged: {why}") from error
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], made_of: str = "") -> None:

@@ -21,7 +21,7 @@ from vitshap.coalitions import CoalitionLaw, fixed_size, uniform_size
 from vitshap.data import CachedPixels, sample_coalitions
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
-from vitshap.training.configs import ClassifierTraining, SurrogateTraining
+from vitshap.training.configs import ClassifierTraining, SurrogateTraining, suited
 from vitshap.training.loop import Task, train
 from vitshap.training.objectives import classification_loss, surrogate_loss
 from vitshap.training.scores import class_weights, require_classes, scores
@@ -77,29 +77,22 @@ def fit_surrogate(
     console: Console | None = None,
 ) -> MaskedModel:
     """Fine-tune a copy of ``classifier`` so that its answers with missing patches are the classifier's on whole images."""
-    config = config or SurrogateTraining()
     surrogate = copy.deepcopy(classifier)
     surrogate.classifier_fingerprint = classifier.fingerprint()
     classifier = copy.deepcopy(classifier).eval()
     step = SurrogateStep(surrogate, classifier)
+    config = config or SurrogateTraining()
     images = Images(surrogate, data, config.augmentation, seed=config.loop.seed)
     unseen = Images(surrogate, val, None, seed=config.loop.seed)
+    config = suited(config, surrogate, len(images))
     law = uniform_size(surrogate.num_players)
 
     def batches(order: Iterable[Tensor], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         for pixels, batch in images.views(order, epoch):
             yield pixels, _drawn(law, batch.indices, config.loop.seed, epoch, config.coalitions)
 
-    def validate() -> dict[str, float]:
-        total, count = 0.0, 0
-        for pixels, batch in unseen.in_order(config.validation_batch):
-            fixed = _drawn(law, batch.indices, config.loop.seed, 0, config.validation_coalitions, VALIDATION)
-            total += float(step(pixels, fixed)) * len(pixels)
-            count += len(pixels)
-        return {"loss": total / count}
-
     with kept_or_temporary(folder) as place:
-        task = Task(step, surrogate, batches, len(images), validate)
+        task = Task(step, surrogate, batches, len(images), lambda: surrogate_scores(step, unseen, config))
         train(task, config.loop, place, resume=resume, console=console)
     return surrogate
 
@@ -123,6 +116,7 @@ def _fit_classifier(
     for source in (images.source, unseen.source):
         if isinstance(source, CachedPixels):
             require_classes(source.labels, model)
+    config = suited(config, model, len(images))
     weights = class_weights(config.class_weights, images.source, model)
     whole = float(law.size_probabilities[-1]) == 1
     step = ClassifierStep(model, weights)
@@ -138,24 +132,42 @@ def _fit_classifier(
                 yield pixels, batch.labels, some
 
     def validate() -> dict[str, float]:
-        logits, labels = [], []
-        for pixels, batch in unseen.in_order(config.validation_batch):
-            if whole:
-                logits.append(model.logits(pixels).float())
-                labels.append(batch.labels)
-                continue
-            fixed = _drawn(law, batch.indices, config.loop.seed, 0, config.validation_coalitions, VALIDATION)
-            logits.append(model.logits(pixels, fixed).float().flatten(0, 1))
-            labels.append(batch.labels.repeat_interleave(config.validation_coalitions, 0))
-        if not isinstance(unseen.source, CachedPixels):
-            require_classes(torch.cat(labels), model)
-        return scores(torch.cat(logits), torch.cat(labels), model.output, weights)
+        return classifier_scores(step, unseen, config, masked=not whole)
 
     select = "loss" if model.output == "identity" else config.select
     with kept_or_temporary(folder) as place:
         task = Task(step, model, batches, len(images), validate, select=select, higher_is_better=select != "loss")
         train(task, config.loop, place, resume=resume, console=console)
     return model
+
+
+def classifier_scores(
+    step: ClassifierStep, images: Images, config: ClassifierTraining, *, masked: bool
+) -> dict[str, float]:
+    """Metrics of a classifier on unseen images; ``masked``: on fixed random subsets of their patches."""
+    model, logits, labels = step.model, [], []
+    law = uniform_size(model.num_players)
+    for pixels, batch in images.in_order(config.validation_batch):
+        if not masked:
+            logits.append(model.logits(pixels).float())
+            labels.append(batch.labels)
+            continue
+        fixed = _drawn(law, batch.indices, config.loop.seed, 0, config.validation_coalitions, VALIDATION)
+        logits.append(model.logits(pixels, fixed).float().flatten(0, 1))
+        labels.append(batch.labels.repeat_interleave(config.validation_coalitions, 0))
+    if not isinstance(images.source, CachedPixels):
+        require_classes(torch.cat(labels), model)
+    return scores(torch.cat(logits), torch.cat(labels), model.output, step.class_weights)
+
+
+def surrogate_scores(step: SurrogateStep, images: Images, config: SurrogateTraining) -> dict[str, float]:
+    """Loss of a surrogate on fixed random subsets of the patches of unseen images."""
+    law, total, count = uniform_size(step.surrogate.num_players), 0.0, 0
+    for pixels, batch in images.in_order(config.validation_batch):
+        fixed = _drawn(law, batch.indices, config.loop.seed, 0, config.validation_coalitions, VALIDATION)
+        total += float(step(pixels, fixed)) * len(pixels)
+        count += len(pixels)
+    return {"loss": total / count}
 
 
 class ClassifierStep(nn.Module):

@@ -32,26 +32,28 @@ class HeldOut:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | None,
         evaluate: Evaluator,
         images: Images,
         *,
         pairs: int,
+        law: CoalitionLaw | None = None,
         plan: Plan | None = None,
         planned: int = 0,
         weighing: Weighing = NO_WEIGHTS,
         emphasis: float = 0.0,
     ) -> None:
-        """Evaluate them, or read them from the run's folder.
+        """Evaluate them, or read them from the run's folder; None: they are not stored.
 
-        ``pairs`` coalitions of the Shapley kernel and ``planned`` ones of the plan per image;
+        ``pairs`` coalitions of ``law`` (by default the Shapley kernel) and ``planned`` ones of the plan per image;
         ``weighing``: of images and classes by their noise; ``emphasis``: on the predicted class.
         """
         self.images, self.plan, self.weighing, self.emphasis = images, plan, weighing, emphasis
         self.output = evaluate.model.output
-        self.pairs = _Drawn(shapley_kernel(evaluate.model.num_players), pairs, True, VALIDATION)
+        law = law or shapley_kernel(evaluate.model.num_players)
+        self.pairs = _Drawn(law, pairs, True, VALIDATION)
         self.planned = None if plan is None else _Drawn(plan.law, planned, plan.paired, f"{VALIDATION} by plan")
-        stored = self._stored(folder / FILE, evaluate)
+        stored = self._evaluated(evaluate) if folder is None else self._stored(folder / FILE, evaluate)
         self.full, self.worth = stored["full"], stored["worth"]  # [n, K], [n, S, K]
         self.planned_worth = stored.get("planned_worth")
 
@@ -62,7 +64,8 @@ class HeldOut:
 
     @torch.no_grad()
     def losses(self, explainer: Explainer, batch_size: int) -> dict[str, float]:
-        """The paper's loss, that of the uniform explanation, and with a plan the one that training minimises."""
+        """The paper's loss, that of the uniform explanation, and with a plan the one that training minimises; all in the
+        explainer's unit of each output, as in training."""
         totals: dict[str, float] = {}
         start = 0
         for pixels, batch in self.images.in_order(batch_size):
@@ -70,12 +73,12 @@ class HeldOut:
             base = explainer.base_values(pixels)
             values = explainer.values(pixels, self.full[here], base).float()
             with torch.autocast(pixels.device.type, enabled=False):
-                for name, loss in self._losses(values, base, batch.indices, here).items():
+                for name, loss in self._losses(values, base, batch.indices, here, explainer.scale).items():
                     totals[name] = totals.get(name, 0.0) + loss * len(pixels)
         return {name: total / len(self.full) for name, total in totals.items()}
 
-    def _losses(self, values: Tensor, base: Tensor, indices: Tensor, here: slice) -> dict[str, float]:
-        full, worth = self.full[here], self.worth[here]
+    def _losses(self, values: Tensor, base: Tensor, indices: Tensor, here: slice, scale: Tensor) -> dict[str, float]:
+        values, base, full, worth = (t / scale for t in (values, base, self.full[here], self.worth[here]))
         coalitions = self.pairs(indices, self.images.seed)
         found = {
             "loss": explainer_loss(values, coalitions, worth, base),
@@ -83,7 +86,8 @@ class HeldOut:
         }
         if self.plan is not None and self.planned is not None and self.planned_worth is not None:
             drawn = self.planned(indices, self.images.seed)
-            halves = weighted_halves(self.plan, drawn, self.planned_worth[here], base, full, weighing=self.weighing)
+            planned = self.planned_worth[here] / scale
+            halves = weighted_halves(self.plan, drawn, planned, base, full, weighing=self.weighing)
             centred = values - values.mean(1, keepdim=True)
             importance = class_importance(full, self.output, self.emphasis)
             errors = [

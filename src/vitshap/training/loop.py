@@ -1,9 +1,10 @@
 """One loop for all trainings, on a CPU, a GPU or many processes, that can be killed at any moment and continued to the bit.
 
-What is trained is a module that returns its own loss, so that accelerate can wrap it whatever the loss needs. Nothing is
-drawn from a process's random stream: the order of samples is a function of (seed, epoch), a batch of (epoch, sample
-numbers), dropout of (seed, step), the learning rate of the step. So a checkpoint needs weights, the optimiser's moments
-and the position, and two processes see the same batches as one.
+What is trained is a module that returns its own loss, so that it can be wrapped for several processes whatever the loss
+needs. A GPU trains in bfloat16 with float32 weights, a CPU in float32 (bfloat16 ends the process on some CPUs), whatever
+``Accelerator`` the caller may have. Nothing is drawn from a process's random stream: the order of samples is a function
+of (seed, epoch), a batch of (epoch, sample numbers), dropout of (seed, step), the learning rate of the step. So a
+checkpoint needs weights, the optimiser's moments and the position, and two processes see the same batches as one.
 """
 
 from __future__ import annotations
@@ -12,21 +13,20 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from vitshap.counter import shuffled
 from vitshap.training import checkpoints, files, processes
-from vitshap.training.board import Board
+from vitshap.training.board import Board, progress_bar
+from vitshap.training.processes import kept_random_state, seed_device
 from vitshap.training.unread import UnreadLoss
 
 BEST = "best.safetensors"
@@ -34,6 +34,9 @@ LOG = "log.jsonl"
 SAVE_SECONDS = 30
 LINES = 20
 """About so many epochs are printed; the log has all."""
+
+
+Auto = Literal["auto"]
 
 
 class TrainingDiverged(RuntimeError):
@@ -45,13 +48,17 @@ class LoopConfig:
     """How to train; the defaults are the paper's for explainers."""
 
     epochs: int = 100
-    batch_size: int = 64
-    """Samples per optimiser step, over all processes."""
-    learning_rate: float = 1e-4
-    """Peak, after the warm-up; then it falls along a cosine to zero."""
+    batch_size: int | Auto = 64
+    """Samples per optimiser step, over all processes; auto: by device, net and number of images (64 on a CPU)."""
+    learning_rate: float | Auto = 1e-4
+    """Peak, after the warm-up; then it falls along a cosine to zero. auto: by device and batch."""
     warmup_steps: int = 500
-    """At most a tenth of all steps are used."""
+    """Steps of the linear warm-up, see ``warmup``."""
+    warmup: Literal["capped", "exact"] = "capped"
+    """"capped": at most a tenth of all steps; "exact": that many whatever the length of the training, from a rate of 0."""
     weight_decay: float = 1e-5
+    epsilon: float = 1e-8
+    """Added to the denominator in AdamW."""
     clip: float = 1.0
     """Largest norm of the gradient."""
     seed: int = 0
@@ -60,18 +67,27 @@ class LoopConfig:
     validate_every: int = 1
     """Epochs between validations, each with a line in the log; the last epoch has one in any case."""
     patience: int | None = None
-    """Stop after so many epochs without a better validation; None: never."""
+    """Stop after so many epochs without a better validation; None: never. The best weights are kept in any case. The
+    learning rate falls over all epochs, so less than a quarter of them may stop a training that would still improve."""
 
     def __post_init__(self) -> None:
         for key in ("epochs", "batch_size", "save_every", "validate_every", "patience"):
-            if getattr(self, key) is not None and getattr(self, key) < 1:
-                raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
-        for key in ("learning_rate", "clip"):
-            if not getattr(self, key) > 0:
-                raise ValueError(f"{key} must be positive, got {getattr(self, key)}")
+            if (value := getattr(self, key)) not in (None, "auto") and value < 1:
+                raise ValueError(f"{key} must be at least 1, got {value}")
+        for key in ("learning_rate", "clip", "epsilon"):
+            if (value := getattr(self, key)) != "auto" and not value > 0:
+                raise ValueError(f"{key} must be positive, got {value}")
         for key in ("seed", "warmup_steps", "weight_decay"):
             if getattr(self, key) < 0:
                 raise ValueError(f"{key} must be 0 or more, got {getattr(self, key)}")
+
+    def numbers(self) -> tuple[int, float]:
+        """Batch and peak of the learning rate; "auto" is no number yet, see ``configs.suited``."""
+        if self.batch_size == "auto" or self.learning_rate == "auto":
+            raise ValueError(
+                "batch_size and learning_rate are numbers here; auto is resolved by fit_* and vitshap train"
+            )
+        return self.batch_size, self.learning_rate
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,42 +124,46 @@ class Progressed:
 def train(
     task: Task, config: LoopConfig, folder: str | Path, *, resume: bool = False, console: Console | None = None
 ) -> list[dict[str, float]]:
-    """Train, leave the best weights in ``task.trained``, and return one record per validation."""
-    return _Run(task, config, Path(folder), console or Console(quiet=True)).run(resume)
+    """Train, leave the best weights in ``task.trained``, and return one record per validation.
+
+    The caller's random numbers go on afterwards as if nothing had been drawn.
+    """
+    with kept_random_state(next(task.step.parameters()).device):
+        return _Run(task, config, Path(folder), console or Console(quiet=True)).run(resume)
 
 
 class _Run:
     def __init__(self, task: Task, config: LoopConfig, folder: Path, console: Console) -> None:
-        if task.num_samples < config.batch_size:
-            raise ValueError(f"{task.num_samples} samples are fewer than a batch of {config.batch_size}")
+        self.batch_size, rate = config.numbers()
+        if task.num_samples < self.batch_size:
+            raise ValueError(f"{task.num_samples} samples are fewer than a batch of {self.batch_size}")
         self.task, self.config, self.folder, self.console = task, config, folder, console
-        device = next(task.step.parameters()).device
-        # Processes wait for each other's gradients, also for those that no loss has: DINOv2's mask token is never used.
-        together = DistributedDataParallelKwargs(static_graph=True)
-        # bfloat16 ends the process on some CPUs, so a CPU trains in float32.
-        self.accelerator = Accelerator(
-            mixed_precision="bf16" if device.type == "cuda" else "no",
-            cpu=device.type == "cpu",
-            kwargs_handlers=[together],
-        )
-        if config.batch_size < self.accelerator.num_processes:
+        self.device = next(task.step.parameters()).device
+        processes.join(self.device)
+        self.rank, self.processes = processes.rank(), processes.count()
+        if self.batch_size < self.processes:
             raise ValueError(
-                f"a batch of {config.batch_size} is too small for {self.accelerator.num_processes} processes: "
-                "each takes its part of it"
+                f"a batch of {self.batch_size} is too small for {self.processes} processes: each takes its part of it"
             )
-        trainable = [p for p in task.step.parameters() if p.requires_grad]
-        optimiser = torch.optim.AdamW(
-            trainable, lr=config.learning_rate, weight_decay=config.weight_decay, fused=device.type == "cuda"
+        self.optimiser = torch.optim.AdamW(
+            [p for p in task.step.parameters() if p.requires_grad],
+            lr=rate,
+            weight_decay=config.weight_decay,
+            eps=config.epsilon,
+            fused=self.device.type == "cuda",
         )
-        self.module, self.optimiser = self.accelerator.prepare(task.step, optimiser)
+        self.module: nn.Module = task.step
+        if self.processes > 1:
+            # Processes wait for each other's gradients, also for those that no loss has: DINOv2's mask token is unused.
+            self.module = DistributedDataParallel(task.step, static_graph=True)
         self.state, self.saved = Progressed(), time.perf_counter()
         self.unread: deque[UnreadLoss] = deque()
         self.board = Board(folder / "tensorboard")
-        self.epoch_steps = task.num_samples // config.batch_size
+        self.epoch_steps = task.num_samples // self.batch_size
         self.total_steps = config.epochs * self.epoch_steps
 
     def run(self, resume: bool) -> list[dict[str, float]]:
-        found = processes.from_main(lambda: checkpoints.load_latest(self.folder / "checkpoints"))
+        found = self._found()
         if found is not None and resume:
             self._continue_from(found)
         elif found is not None:
@@ -151,7 +171,8 @@ class _Run:
                 f"{self.folder} holds a training already: continue it with resume, or choose another folder"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self._progress() as advance:
+        shown = self.console if self.rank == 0 else Console(quiet=True)
+        with progress_bar(shown, self.total_steps, self.state.step, self.batch_size) as advance:
             while not self._ended() and not self._out_of_patience():
                 epoch, position = divmod(self.state.step, self.epoch_steps)
                 self._epoch(epoch, position, advance)
@@ -159,40 +180,52 @@ class _Run:
                     self._validate(epoch)
                 if self._save_is_due():
                     self._save()
+        if not self._ended():
+            last = self.state.history[-1]["epoch"]
+            self.console.print(f"stopped after epoch {last}: no better validation for {self.config.patience} epochs")
         self.board.close()
         self._load_best()
         return self.state.history
 
-    def _epoch(self, epoch: int, position: int, advance: Callable[[float], None]) -> None:
-        accelerator, size = self.accelerator, self.config.batch_size
+    def _found(self) -> checkpoints.Checkpoint | None:
+        """The latest checkpoint, which may be on the disk of the main process alone."""
+
+        def load() -> tuple[dict[str, Tensor], list[Any]]:
+            found = checkpoints.load_latest(self.folder / "checkpoints")
+            return ({}, []) if found is None else (found.tensors, [found.record, str(found.path)])
+
+        tensors, record = processes.tensors_from_main(load)
+        return checkpoints.Checkpoint(tensors, record[0], Path(record[1])) if record else None
+
+    def _epoch(self, epoch: int, position: int, advance: Callable[[int, float], None]) -> None:
+        size = self.batch_size
         order = shuffled(self.task.num_samples, seed=self.config.seed, epoch=epoch)
         steps = range(position, self.epoch_steps)
-        mine = [order[i * size : (i + 1) * size][accelerator.process_index :: accelerator.num_processes] for i in steps]
+        mine = [order[i * size : (i + 1) * size][self.rank :: self.processes] for i in steps]
         for start, samples, batch in zip(steps, mine, self.task.batches(mine, epoch), strict=True):
-            self._step(batch, len(samples) * accelerator.num_processes / size)
+            self._step(batch, len(samples) * self.processes / size)
             self._read_loss(behind=1)
             if self.state.losses:
-                advance(self.state.losses[-1])
+                advance(self.state.step, self.state.losses[-1])
             if self.state.step % self.config.save_every == 0 and start + 1 < self.epoch_steps:
                 self._save()
         self._read_loss()
 
     def _step(self, batch: tuple[Tensor, ...], share: float) -> None:
         """One optimiser step; ``share`` is the size of this process's batch over the mean of all."""
-        accelerator, config = self.accelerator, self.config
+        config = self.config
         rate = learning_rate(self.state.step, self.total_steps, config)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        torch.manual_seed((config.seed * 1_000_003 + self.state.step) % 2**63)  # for dropout, the same after a resume
+        # for dropout, the same after a resume
+        seed_device((config.seed * 1_000_003 + self.state.step) % 2**63, self.device)
         self.module.train()
-        with accelerator.autocast():
+        with autocast(self.device):
             loss = self.module(*batch) * share  # processes average their gradients: every sample counts the same
         self.optimiser.zero_grad()
-        accelerator.backward(loss)
-        accelerator.clip_grad_norm_(self.module.parameters(), config.clip)
-        self.unread.append(
-            UnreadLoss(self.state.step, rate, accelerator.reduce(loss.detach().float(), reduction="mean"))
-        )
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), config.clip)
+        self.unread.append(UnreadLoss(self.state.step, rate, processes.mean(loss.detach().float())))
         self.optimiser.step()
         self.state.step += 1
 
@@ -211,7 +244,7 @@ class _Run:
 
     def _validate(self, epoch: int) -> None:
         self.task.trained.eval()
-        with torch.no_grad(), self.accelerator.autocast():
+        with torch.no_grad(), autocast(self.device):
             metrics = self.task.validate()
         self.task.trained.train()
         value = metrics[self.task.select]
@@ -221,12 +254,12 @@ class _Run:
         better = self.state.best is None or sign * value > sign * self.state.best
         if better:
             self.state.best, self.state.best_epoch = value, epoch
-            if self.accelerator.is_main_process:
+            if self.rank == 0:
                 files.write_tensors(self.folder / BEST, self.task.trained.state_dict())
         losses, self.state.losses = self.state.losses, []
         record = {"epoch": epoch, "step": self.state.step, "train_loss": sum(losses) / len(losses), **metrics}
         self.state.history.append(record)
-        if self.accelerator.is_main_process:
+        if self.rank == 0:
             files.write_text(self.folder / LOG, "".join(json.dumps(line) + "\n" for line in self.state.history))
             self.board.add(record)
         lines = len(self.state.history) - 1
@@ -242,7 +275,7 @@ class _Run:
 
     def _save(self) -> None:
         self._read_loss()  # nothing is saved before it is known to be finite
-        if self.accelerator.is_main_process:
+        if self.rank == 0:
             tensors = {f"weights.{name}": tensor for name, tensor in self.task.trained.state_dict().items()}
             tensors |= checkpoints.optimiser_tensors(self.optimiser)
             checkpoints.save(self.folder / "checkpoints", self.state.step, tensors, vars(self.state))
@@ -261,35 +294,20 @@ class _Run:
 
     def _load_best(self) -> None:
         path = self.folder / BEST
-        files.load_weights(self.task.trained, processes.from_main(lambda: files.read_tensors(path)), path)
+        weights, _ = processes.tensors_from_main(lambda: (files.read_tensors(path), None))
+        files.load_weights(self.task.trained, weights, path)
         self.task.trained.eval()
 
-    @contextmanager
-    def _progress(self) -> Iterator[Callable[[float], None]]:
-        """A bar with loss, rate and time left; yields the function that is told every step's loss."""
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        started, first = time.perf_counter(), self.state.step
-        with Progress(*columns, console=self.console, disable=not self.accelerator.is_main_process) as bar:
-            shown = bar.add_task("training", total=self.total_steps, completed=first, rate="")
 
-            def advance(loss: float) -> None:
-                rate = (self.state.step - first) * self.config.batch_size / (time.perf_counter() - started)
-                description = f"loss {loss:.4g}"
-                bar.update(shown, completed=self.state.step, description=description, rate=f"{rate:,.0f} samples/s")
-
-            yield advance
+def autocast(device: torch.device) -> torch.autocast:
+    """Half precision as trainings use it."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
 def learning_rate(step: int, total: int, config: LoopConfig) -> float:
     """Linear warm-up, then a cosine to zero."""
-    warmup = min(config.warmup_steps, total // 10)
+    exact, (_, peak) = config.warmup == "exact", config.numbers()
+    warmup = config.warmup_steps if exact else min(config.warmup_steps, total // 10)
     if step < warmup:
-        return config.learning_rate * (step + 1) / warmup
-    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1)))
+        return peak * (step if exact else step + 1) / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1)))

@@ -18,19 +18,21 @@ from torch import Tensor, nn
 from vitshap.data import ImageData
 from vitshap.models import MaskedModel, Preprocess, wrap
 from vitshap.training.given_weights import keep_rows, load_state, one_line, read_state
+from vitshap.training.processes import kept_random_state
 from vitshap.training.recipes import ModelSettings
 
 SIZES = {"tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12), "large": (1024, 24, 16)}
 """Width, blocks and heads of plain vision transformers."""
 
 
+@kept_random_state()
 def build_model(settings: ModelSettings, data: ImageData, *, keep_head: bool = False) -> MaskedModel:
     """The net for these images, wrapped, on the CPU.
 
     ``keep_head`` leaves a pre-trained net its own classes, for it is not going to be trained.
     """
     names = _class_names(settings, data)
-    torch.manual_seed(settings.seed)
+    torch.default_generator.manual_seed(settings.seed)
     preprocess: Preprocess | None
     if settings.name == "vit":
         net, preprocess = _plain_vit(settings, data, names)

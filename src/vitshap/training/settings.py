@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import math
 import re
+import reprlib
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -62,6 +63,8 @@ def read_yaml(text: str, where: str) -> Any:
         raise SettingsError(f"{where}{line} is not YAML: {error.problem}") from error
     except yaml.YAMLError as error:
         raise SettingsError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise SettingsError(f"{where} is nested too deeply") from error
 
 
 def to_yaml(plain: Mapping[str, Any]) -> str:
@@ -73,7 +76,7 @@ def to_yaml(plain: Mapping[str, Any]) -> str:
 def from_plain(default: T, plain: Any, path: str = "") -> T:
     """``default`` (a dataclass instance) with what ``plain`` sets, checked; ``path`` is the key it stands under."""
     if not isinstance(plain, Mapping):
-        raise SettingsError(f"{path or 'the recipe'} is a group of keys, got {plain!r}")
+        raise SettingsError(f"{path or 'the recipe'} is a group of keys, got {reprlib.repr(plain)}")
     cls: Any = type(default)
     hints = get_type_hints(cls)
     known = [field.name for field in dataclasses.fields(cls) if field.init]
@@ -187,7 +190,9 @@ def _unknown(path: str, key: str, known: list[str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "null" if value is None else f"{value!r} ({'text' if isinstance(value, str) else type(value).__name__})"
+    if value is None:
+        return "null"
+    return f"{reprlib.repr(value)} ({'text' if isinstance(value, str) else type(value).__name__})"
 
 
 def _is_union(hint: Any) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,36 +12,81 @@ import torch
 
 from vitshap.coalitions import fixed_size
 from vitshap.data import PixelSource, sample_coalitions
+from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating
 from vitshap.training.batches import Images
-from vitshap.training.loop import LOG
+from vitshap.training.configs import ExplainerTraining
+from vitshap.training.explainer import hold_out
+from vitshap.training.fit import ClassifierStep, SurrogateStep, classifier_scores, surrogate_scores
+from vitshap.training.loop import LOG, autocast
 from vitshap.training.objectives import surrogate_loss
-from vitshap.training.scores import scores
+from vitshap.training.recipes import Recipe
+from vitshap.training.scores import class_weights, scores
+from vitshap.training.values import Evaluator
 
+LOSSES = ("loss", "uniform_loss")
 COALITIONS = 4
 """Of each test image and size."""
 
 
 def summarise(
+    recipe: Recipe,
+    out: Path,
     classifier: MaskedModel,
-    surrogate: MaskedModel,
+    explainer: Explainer,
+    train: PixelSource,
     test: PixelSource,
     class_names: Sequence[str],
-    explainer_folder: Path,
     *,
     batch: int = 256,
 ) -> dict[str, Any]:
-    """Accuracy of the classifier, distance of the surrogate, loss of the explainer beside that of knowing nothing.
+    """Accuracy of the classifier, distance of the surrogate, and of every net that was trained the loss on test images
+    beside that on validation images; of the explainer also that of giving every player the same value.
 
-    ``class_names``: of the test images' labels.
+    ``out``: the run's folder; ``class_names``: of the test images' labels.
     """
+    surrogate = explainer.surrogate
     found: dict[str, Any] = {"test_images": len(test)}
     if _same_classes(classifier, class_names):
         found["classifier"] = _accuracy(classifier, test, batch)
     found["surrogate"] = distances(classifier, surrogate, test, batch=batch)
-    found["explainer"] = best_line(explainer_folder / LOG)
+    if (first := recipe.classifier) is not None:
+        step = ClassifierStep(classifier, class_weights(first.class_weights, train, classifier))
+        images = Images(classifier, test, None, seed=first.loop.seed)
+        with _tested(classifier):
+            loss = classifier_scores(step, images, first, masked=recipe.masked)["loss"]
+        kept = best_line(out / "classifier" / LOG, first.select)
+        found.setdefault("classifier", {}).update(validation_loss=kept["loss"], test_loss=loss, epoch=kept["epoch"])
+    if (second := recipe.surrogate) is not None and not recipe.masked:
+        images = Images(surrogate, test, None, seed=second.loop.seed)
+        with _tested(surrogate), evaluating(classifier):
+            loss = surrogate_scores(SurrogateStep(surrogate, classifier), images, second)["loss"]
+        kept = best_line(out / "surrogate" / LOG, "loss")
+        found["surrogate"].update(validation_loss=kept["loss"], test_loss=loss, epoch=kept["epoch"])
+    found["explainer"] = _explainer_losses(recipe.explainer, out, explainer, test)
     return found
+
+
+def _explainer_losses(
+    config: ExplainerTraining, out: Path, explainer: Explainer, test: PixelSource
+) -> dict[str, float]:
+    kept = best_line(out / "explainer" / LOG, "selection_loss")
+    images = Images(explainer.surrogate, test, None, seed=config.loop.seed)
+    held_out = hold_out(None, Evaluator(explainer.surrogate), images, explainer, config, None)
+    with _tested(explainer):
+        tested = held_out.losses(explainer, config.validation_batch)
+    losses = {
+        f"{part}_{name}": line[name] for part, line in (("validation", kept), ("test", tested)) for name in LOSSES
+    }
+    return losses | {"epoch": kept["epoch"]}
+
+
+@contextmanager
+def _tested(net: MaskedModel | Explainer) -> Iterator[None]:
+    """As in a validation."""
+    with torch.no_grad(), evaluating(net), autocast(next(net.parameters()).device):
+        yield
 
 
 def distances(
@@ -64,31 +110,40 @@ def distances(
     return {name: total / count for name, total in totals.items()}
 
 
-def best_line(log: Path) -> dict[str, float]:
-    """Of an explainer's log, the epoch whose weights were kept."""
+def best_line(log: Path, select: str) -> dict[str, float]:
+    """Of a training's log, the validation whose weights were kept: the best by ``select``, or by the loss where the log
+    does not have that."""
     history = [json.loads(line) for line in log.read_text().splitlines()]
-    chosen_by = "selection_loss" if "selection_loss" in history[0] else "loss"
-    best = min(history, key=lambda line: line[chosen_by])
-    return {f"validation_{key}": best[key] for key in ("loss", "uniform_loss") if key in best} | {
-        "epoch": best["epoch"]
-    }
+    select = select if select in history[0] else "loss"
+    return min(history, key=lambda line: line[select] if select.endswith("loss") else -line[select])
 
 
 def in_words(summary: dict[str, Any]) -> list[str]:
     """A line for each net."""
     said = []
     if "classifier" in summary:
-        numbers = ", ".join(f"{name} {value:.4f}" for name, value in summary["classifier"].items() if name != "loss")
-        said.append(f"classifier on {summary['test_images']:,} test images: {numbers}")
+        found = summary["classifier"]
+        numbers = ", ".join(f"{name} {found[name]:.4f}" for name in ("accuracy", "kappa") if name in found)
+        said.append(f"classifier on {summary['test_images']:,} test images: {numbers}{_losses(found)}")
     parts = ", ".join(
         f"{value:.4f} with {name.removeprefix('divergence_').replace('_', ' ')} patches"
         for name, value in summary["surrogate"].items()
+        if name.startswith("divergence_")
     )
-    said.append(f"surrogate, divergence from the classifier: {parts}")
+    said.append(f"surrogate, divergence from the classifier: {parts}{_losses(summary['surrogate'])}")
     losses = summary["explainer"]
-    uniform = f", of the uniform explanation {losses['validation_uniform_loss']:.4g}"
-    said.append(f"explainer, validation loss {losses['validation_loss']:.4g}{uniform} (epoch {losses['epoch']})")
+    said.append(
+        f"explainer{_losses(losses, ',')}; of giving every patch the same value: validation "
+        f"{losses['validation_uniform_loss']:.4g}, test {losses['test_uniform_loss']:.4g} (epoch {losses['epoch']})"
+    )
     return said
+
+
+def _losses(found: dict[str, float], between: str = ";") -> str:
+    """Where it was trained, the losses on validation and test images."""
+    if "validation_loss" not in found:
+        return ""
+    return f"{between} loss: validation {found['validation_loss']:.4g}, test {found['test_loss']:.4g}"
 
 
 def _same_classes(classifier: MaskedModel, class_names: Sequence[str]) -> bool:
@@ -103,4 +158,5 @@ def _accuracy(classifier: MaskedModel, test: PixelSource, batch: int) -> dict[st
         for pixels, drawn in Images(classifier, test, None, seed=0).in_order(batch):
             logits.append(classifier.logits(pixels).float())
             labels.append(drawn.labels)
-    return scores(torch.cat(logits), torch.cat(labels), classifier.output)
+    found = scores(torch.cat(logits), torch.cat(labels), classifier.output)
+    return {"test_loss": found.pop("loss"), **found}

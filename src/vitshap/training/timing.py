@@ -1,16 +1,21 @@
-"""How long a recipe will take on this machine: two real optimiser steps of each training, timed before anything starts.
+"""About how long a recipe will take on this machine: a few real optimiser steps of each training, timed before anything
+starts.
 
 Steps run on throw-away copies with the real batch, net, augmentation and coalitions, and are extrapolated together with
-validation, evaluation of coalitions and decoding. Where even one step of the real batch would take long, two images are
-timed and multiplied. What early stopping may save is not known beforehand, nor how many images the surrogate will be unsure
-of, which ``values.unsure`` lets be met again: the former makes these upper estimates, the latter is named beside them.
+validation, evaluation of coalitions, reading of images, checkpoints and the measurements at the end. Where a step of the
+real batch would take more than two seconds, a part of it is timed and multiplied. Early stopping is not known beforehand,
+nor what compiling will save, nor how many images the surrogate will be unsure of (a tenth is assumed): so a range is said.
 """
 
 from __future__ import annotations
 
 import copy
+import math
+import tempfile
 import time
 from collections.abc import Callable, Container, Iterable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -32,58 +37,91 @@ from vitshap.data.items import Unreadable
 from vitshap.data.pixels import free_bytes
 from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel
+from vitshap.training import files
 from vitshap.training.batches import Images, decodes_by
 from vitshap.training.configs import ExplainerTraining
 from vitshap.training.explainer import PaperStep, network_config
 from vitshap.training.fit import ClassifierStep, SurrogateStep
-from vitshap.training.loop import LoopConfig
+from vitshap.training.loop import SAVE_SECONDS, LoopConfig, autocast
 from vitshap.training.objectives import explainer_loss
 from vitshap.training.pilot import law_before_pilot
 from vitshap.training.recipes import Recipe
 from vitshap.training.values import PILOT_IMAGES, PILOT_REPEATS, ROWS, Evaluator
 
-PATIENCE = 20.0
-"""Seconds: where a step of the real size would take longer, a part of it is timed."""
+QUICK = 2.0
+"""Seconds: where a step of the real size would take longer, a part of it that takes about a second is timed."""
 PART = 2
-"""Images of such a part."""
+"""Images that are timed first."""
 SPARE = 8
 """Images that are read besides those that are timed, should some of these be unreadable."""
 PILOT_SIZES = 14
 """About so many sizes of coalitions are asked by the pilot of the procedure "values"."""
+UNSURE = 0.1
+"""Share of the images that the surrogate is assumed to be unsure of, where ``values.unsure`` lets them be met again."""
+RANGE = (0.85, 1.35)
+"""Of what was counted, between which trainings have taken."""
+COMPILING, COMPILED_SHARE = 90.0, 0.4
+"""Seconds that compiling takes, and the least part of the time that is left by it."""
+LONG = 300.0
+"""Seconds of an explainer's training from which on compiling pays."""
 
 
 class StageTime(NamedTuple):
-    """An estimate for one training."""
+    """An estimate for one training, or for reading the images."""
 
     name: str
     seconds: float
     detail: str
     """What it is made of."""
+    compiled: bool = False
+    """Whether it will be compiled, which is not counted in ``seconds``."""
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Seconds between which it will probably be."""
+        low, high = (self.seconds * factor for factor in RANGE)
+        return (low * COMPILED_SHARE + COMPILING / 2, high + COMPILING) if self.compiled else (low, high)
 
 
 def estimate(
     recipe: Recipe, model: MaskedModel, splits: Splits, *, done: Container[str] = frozenset()
 ) -> list[StageTime]:
-    """Seconds of each training of the recipe that is not ``done``, on the device where ``model`` is."""
+    """Seconds of each training of the recipe that is not ``done``, on the device where ``model`` is, after those of reading
+    the images; ``explainer.compiled`` is taken as false where it is "auto"."""
+    names = needed(recipe, done)
+    if not names:
+        return []
     clock = _Clock(model, splits)
-    stages = []
-    if recipe.classifier is not None and "classifier" not in done:
+    stages = [clock.images()]
+    if "classifier" in names:
         stages.append(clock.classifier(recipe))
-    if recipe.surrogate is not None and not recipe.masked and "surrogate" not in done:
+    if "surrogate" in names:
         stages.append(clock.surrogate(recipe))
-    if "explainer" not in done:
+    if "explainer" in names:
         stages.append(clock.explainer(recipe.explainer))
     if model.device.type == "cuda":
         torch.cuda.empty_cache()
     return stages
 
 
-def about(seconds: float) -> str:
-    """A duration as people say it: about 40 s, about 4 min, about 3 h, about 2 days."""
-    for unit, length, limit in (("s", 1, 90), ("min", 60, 90 * 60), ("h", 3600, 48 * 3600)):
-        if seconds < limit:
-            return f"about {max(1, round(seconds / length))} {unit}"
-    return f"about {round(seconds / 86400):,} days"
+def needed(recipe: Recipe, done: Container[str]) -> list[str]:
+    """The trainings of a recipe that are not ``done``."""
+    wanted = {
+        "classifier": recipe.classifier is not None,
+        "surrogate": recipe.surrogate is not None and not recipe.masked,
+        "explainer": True,
+    }
+    return [name for name, there_is in wanted.items() if there_is and name not in done]
+
+
+def about(seconds: float, low: float | None = None) -> str:
+    """A duration as people say it: about 40 s, about 4 min, about 3 h, about 2 days; from ``low``: about 3 to 4 min."""
+    for unit, length, limit in (("s", 1, 90), ("min", 60, 90 * 60), ("h", 3600, 48 * 3600), ("days", 86400, None)):
+        if limit is None or seconds < limit:
+            most = max(1, round(seconds / length))
+            least = most if low is None else max(1, round(low / length))
+            return f"about {least:,} to {most:,} {unit}" if least < most else f"about {most:,} {unit}"
+    raise AssertionError("the last unit has no limit")
 
 
 class _Clock:
@@ -91,8 +129,12 @@ class _Clock:
 
     def __init__(self, model: MaskedModel, splits: Splits) -> None:
         self.model, self.splits = model, splits
-        self.decode = self._decode()
+        self.decode, self.writing = self._decode(), self._writing()
         self.processes = PartialState().num_processes
+
+    def images(self) -> StageTime:
+        count = sum(len(part) for part in self.splits)
+        return StageTime("images", count * self.decode, f"{count:,} images are read")
 
     def classifier(self, recipe: Recipe) -> StageTime:
         config, model = recipe.classifier, copy.deepcopy(self.model)
@@ -107,7 +149,7 @@ class _Clock:
 
         step = self._step(model, config.augmentation, config.loop, loss)
         check = self._per_image(lambda p, b: loss(p, b, config.validation_coalitions), config.validation_batch)
-        return self._stage("classifier", config.loop, step, check)
+        return self._stage("classifier", config.loop, step, check, once=len(self.splits.test) * check)
 
     def surrogate(self, recipe: Recipe) -> StageTime:
         config, model = recipe.surrogate, copy.deepcopy(self.model)
@@ -119,7 +161,7 @@ class _Clock:
 
         step = self._step(model, config.augmentation, config.loop, loss)
         check = self._per_image(lambda p, b: loss(p, b, config.validation_coalitions), config.validation_batch)
-        return self._stage("surrogate", config.loop, step, check)
+        return self._stage("surrogate", config.loop, step, check, once=len(self.splits.test) * check)
 
     def explainer(self, config: ExplainerTraining) -> StageTime:
         game = copy.deepcopy(self.model).eval()
@@ -144,20 +186,25 @@ class _Clock:
         step = self._step(explainer, config.augmentation, config.loop, loss)
         null = explainer.null_values
         check = self._per_image(lambda p, _: explainer.values(p, null.expand(len(p), -1)), config.validation_batch)
-        values = self._per_image(lambda p, b: evaluator(p, drawn(b, asked)), max(1, ROWS // (asked + 1)), cast=False)
-        held_out = len(self.splits.val) * values * (config.validation_coalitions + 1) / (asked + 1)
-        once = 0.0 if fresh else self._evaluated(config) * values / self.processes
-        stage = self._stage("explainer", config.loop, step, check, once=once + held_out, asked=once)
-        if config.compiled and game.device.type == "cuda":
-            stage = stage._replace(detail=f"{stage.detail}; timed before it is compiled, so it will be faster")
-        if not fresh and config.values.unsure > 1:
-            again = f"images that the surrogate will be unsure of are met {config.values.unsure} times"
-            stage = stage._replace(detail=f"{stage.detail}; not counted: {again}")
-        return stage
+        values = self._per_image(
+            lambda p, b: evaluator(p, drawn(b, asked)),
+            max(1, ROWS // (asked + 1)),
+            cast=False,
+            augmentation=None if fresh else config.augmentation,
+        )
+        again = 1.0 if fresh else 1 + UNSURE * (config.values.unsure - 1)
+        unseen = len(self.splits.val) + len(self.splits.test)
+        held_out = unseen * values * (config.validation_coalitions + 1) / (asked + 1) + len(self.splits.test) * check
+        once = 0.0 if fresh else self._evaluated(config, again) * values / self.processes
+        stage = self._stage("explainer", config.loop, step, check, once=once + held_out, asked=once, again=again)
+        if again > 1:
+            unsure = f"a tenth of the images met {config.values.unsure} times (values.unsure)"
+            stage = stage._replace(detail=f"{stage.detail}, with {unsure}")
+        return stage if config.compiled is not True or game.device.type != "cuda" else compiled(stage)
 
-    def _evaluated(self, config: ExplainerTraining) -> float:
+    def _evaluated(self, config: ExplainerTraining, again: float) -> float:
         """How many views are evaluated: each once, or again in every epoch if they are not kept; and those of the pilot."""
-        values, images = config.values, len(self.splits.train)
+        values, images = config.values, len(self.splits.train) * again
         limit = free_bytes(self.model.device) // 2 if values.memory_gib is None else values.memory_gib * 2**30
         needed = values.views * images * (values.coalitions + 1) * self.model.num_classes * 4
         rounds = min(values.views, config.loop.epochs) if needed <= limit else config.loop.epochs
@@ -166,12 +213,24 @@ class _Clock:
         return rounds * images + max(4 * asked, min(PILOT_IMAGES * asked, values.views * images / 50))
 
     def _stage(
-        self, name: str, loop: LoopConfig, step: float, check: float, *, once: float = 0.0, asked: float = 0.0
+        self,
+        name: str,
+        loop: LoopConfig,
+        step: float,
+        check: float,
+        *,
+        once: float = 0.0,
+        asked: float = 0.0,
+        again: float = 1.0,
     ) -> StageTime:
-        train, val = len(self.splits.train), len(self.splits.val)
-        steps = loop.epochs * (train // loop.batch_size)
+        train, val = round(len(self.splits.train) * again), len(self.splits.val)
+        steps = loop.epochs * (train // loop.numbers()[0])
         validations = -(-loop.epochs // loop.validate_every)
-        seconds = steps * step + validations * val * check + once + (train + val) * self.decode
+        seconds = steps * step + validations * (val * check + self.writing) + once
+        if not self._kept():  # read again in every epoch
+            seconds += loop.epochs * train * self.decode + validations * val * self.decode
+        # Weights and two moments of each
+        seconds += 3 * self.writing * max(steps / loop.save_every, seconds / SAVE_SECONDS)
         detail = f"{steps:,} steps of {step:.3g} s"
         if asked:
             detail += f", values of coalitions {about(asked)}"
@@ -185,7 +244,7 @@ class _Clock:
         loss: Callable[[Tensor, Batch], Tensor],
     ) -> float:
         """Seconds of an optimiser step with the recipe's batch."""
-        batch = -(-loop.batch_size // self.processes)
+        batch = -(-loop.numbers()[0] // self.processes)
         images = self._some(self.splits.train, batch, augmentation)
         parameters = [p for p in trained.parameters() if p.requires_grad]
         optimiser = torch.optim.AdamW(parameters, lr=1e-8)
@@ -193,7 +252,7 @@ class _Clock:
         def work(n: int) -> None:
             trained.train()
             for pixels, drawn in images.views([torch.arange(n)], 0):
-                with self._autocast():
+                with autocast(self.model.device):
                     value = loss(pixels, drawn)
                 optimiser.zero_grad()
                 value.backward()  # type: ignore[no-untyped-call]
@@ -205,14 +264,21 @@ class _Clock:
         seconds: float = self._timed(work, len(images)) * batch / len(images)
         return seconds
 
-    def _per_image(self, answer: Callable[[Tensor, Batch], Any], size: int, *, cast: bool = True) -> float:
+    def _per_image(
+        self,
+        answer: Callable[[Tensor, Batch], Any],
+        size: int,
+        *,
+        cast: bool = True,
+        augmentation: Augmentation | None = None,
+    ) -> float:
         """Seconds per validation image, without gradients."""
-        images = self._some(self.splits.val, size, None)
+        images = self._some(self.splits.val, size, augmentation)
         n = min(size, len(images))
 
         def work(count: int) -> None:
             for pixels, batch in images.views([torch.arange(count)], 0):
-                with torch.no_grad(), self._autocast(cast):
+                with torch.no_grad(), autocast(self.model.device) if cast else nullcontext():
                     answer(pixels, batch)
 
         return self._timed(work, n) / n
@@ -221,9 +287,13 @@ class _Clock:
         part = min(PART, wanted)
         self._seconds(work, part)  # the first call of anything is slow
         small = self._seconds(work, part)
-        if part == wanted or small * wanted / part > PATIENCE:
-            return small * wanted / part
-        return min(self._seconds(work, wanted) for _ in range(2))
+        if part < wanted and small * wanted / part <= QUICK:
+            self._seconds(work, wanted)
+            return sum(self._seconds(work, wanted) for _ in range(2)) / 2
+        larger = min(wanted, int(part / small))
+        if larger > part:
+            part, small = larger, self._seconds(work, larger)
+        return small * wanted / part
 
     def _seconds(self, work: Callable[[int], None], n: int) -> float:
         started = time.perf_counter()
@@ -246,8 +316,22 @@ class _Clock:
         self._some(self.splits.train, n, None)
         return (time.perf_counter() - started) / min(n + SPARE, len(self.splits.train))
 
-    def _autocast(self, cast: bool = True) -> torch.autocast:
-        return torch.autocast(self.model.device.type, torch.bfloat16, enabled=cast and self.model.device.type == "cuda")
+    def _writing(self) -> float:
+        """Seconds to write the net's weights."""
+        with tempfile.TemporaryDirectory(prefix="vitshap-") as place:
+            started = time.perf_counter()
+            files.write_tensors(Path(place) / "weights.safetensors", self.model.state_dict())
+            return time.perf_counter() - started
+
+    def _kept(self) -> bool:
+        """Whether images are read once."""
+        sides = math.prod(self.model.image_size) * self.model.adapter.channels
+        return sum(len(part) for part in self.splits) * sides <= free_bytes(self.model.device) // 2
+
+
+def compiled(stage: StageTime) -> StageTime:
+    """The estimate of a training that will be compiled, from its time without."""
+    return stage._replace(compiled=True, detail=f"{stage.detail}, before it is compiled")
 
 
 def _first(source: PixelSource, n: int) -> PixelSource:
@@ -262,4 +346,5 @@ def lines(stages: Iterable[StageTime]) -> list[str]:
     if not stages:
         return []
     said = [f"{stage.name}: {about(stage.seconds)} ({stage.detail})" for stage in stages]
-    return [*said, f"in all {about(sum(stage.seconds for stage in stages))}"]
+    low, high = (sum(stage.span[i] for stage in stages) for i in (0, 1))
+    return [*said, f"in all {about(high, low)}, estimated from a few steps of each training"]

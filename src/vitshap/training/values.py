@@ -239,3 +239,11 @@ def pilot_values(evaluate: Evaluator, images: Images, coalitions: Coalitions, *,
     for pixels, _ in images.views(evenly(len(images), count).split(max(1, ROWS // len(coalitions))), 0):  # type: ignore[no-untyped-call]
         found.append(evaluate(pixels, coalitions.to(pixels.device).expand(len(pixels), -1, -1)))
     return Worth(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+
+def null_values(evaluate: Evaluator) -> Tensor:
+    """v(0), ``[1, K]``, where it is the same for all images: that of a blank one."""
+    model = evaluate.model
+    blank = torch.zeros(1, model.adapter.channels, *model.image_size, device=model.device)
+    nobody = torch.zeros(1, 1, model.num_players, dtype=torch.bool, device=model.device)
+    return evaluate(blank, nobody).worth[:, 0]
