@@ -84,7 +84,7 @@ def test_a_training_with_null_values_of_each_image_runs() -> None:
 def test_players_that_differ_between_images_are_refused() -> None:
     maps = torch.arange(16).view(4, 4)
     per_image = torch.stack([maps, maps.T])
-    with pytest.raises(ValueError, match="differ between images do not fit an explainer.*kernelshap"):
+    with pytest.raises(ValueError, match=r"differ between images do not fit an explainer.*kernelshap"):
         Explainer(_model(players=per_image))
     absent = Players(torch.zeros(1, 4, 4, dtype=torch.int64), 2)  # one image, which lacks the second player
     with pytest.raises(ValueError, match="differ between images do not fit an explainer"):
