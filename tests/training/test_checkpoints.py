@@ -131,3 +131,11 @@ def test_a_killed_writer_leaves_a_sound_checkpoint(tmp_path: Path) -> None:
         writer.wait()
     found = checkpoints.load_latest(tmp_path)
     assert torch.equal(found.tensors["w"], torch.full((200_000,), float(found.record["step"])))
+
+
+def test_a_record_nested_without_end_is_damaged(tmp_path: Path) -> None:
+    checkpoints.save(tmp_path, 1, {"a": torch.ones(2)}, {})
+    newest = checkpoints.save(tmp_path, 2, {"a": torch.ones(2)}, {})
+    (newest / "state.json").write_text("[" * 200_000)
+    with pytest.warns(UserWarning, match="nested too deeply"):
+        assert checkpoints.load_latest(tmp_path).path.name == "step-00000001"

@@ -15,9 +15,11 @@ from tests.data import trees
 from vitshap.cli import app
 from vitshap.data import load_data
 from vitshap.explainers import Explainer
+from vitshap.training import files
 from vitshap.training.loop import BEST
 from vitshap.training.nets import build_model
 from vitshap.training.recipes import load_recipe
+from vitshap.training.settings import to_plain, to_yaml
 
 SMALL = ["model.image_size=8", "model.patch_size=4", "model.hidden_size=16", "model.layers=1", "model.heads=2"]
 FEW = [f"{s}.loop.{key}" for s in ("classifier", "surrogate", "explainer") for key in ("epochs=1", "batch_size=8")]
@@ -59,6 +61,27 @@ def test_other_images_are_not_what_was_begun(tmp_path: Path) -> None:
     fewer = _train(images, out, "--resume")
     assert fewer.exit_code == 2
     assert " then, " in fewer.output
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("images.json", "[" * 200_000, "images.json is damaged: nested too deeply"),
+        ("images.json", "[1, 2]", "images.json is damaged"),
+        ("images.json", "no JSON", "images.json is damaged"),
+        ("recipe.yaml", "[" * 200_000, "recipe.yaml is nested too deeply"),
+    ],
+)
+def test_damaged_records_of_a_run(tmp_path: Path, name: str, text: str, said: str) -> None:
+    images = trees.class_folders(tmp_path / "images", {"cats": 24, "dogs": 20})
+    out = tmp_path / "out"
+    recipe = load_recipe("folder", data=str(images), model="vit", settings=[*SMALL, *FEW])
+    files.write_text(out / "recipe.yaml", to_yaml(to_plain(recipe)))
+    files.write_text(out / name, text)
+    result = _train(images, out, "--resume")
+    assert result.exit_code == 2, result.output
+    assert said in result.output
+    assert len(result.stderr.strip().splitlines()) == 1
 
 
 def test_all_batches_that_are_too_large_are_named_at_once(tmp_path: Path) -> None:

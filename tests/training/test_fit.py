@@ -15,7 +15,7 @@ from vitshap.estimators.exact import exact
 from vitshap.estimators.reliability import correlation
 from vitshap.explainers import Explainer, ExplainerConfig, bundle
 from vitshap.models import MaskedModel, wrap
-from vitshap.training.configs import ClassifierTraining, ExplainerTraining, SurrogateTraining, ValuesConfig
+from vitshap.training.configs import ClassifierTraining, ExplainerTraining, SurrogateTraining, ValuesConfig, suited
 from vitshap.training.explainer import fit_explainer
 from vitshap.training.fit import fit_classifier, fit_masked_classifier, fit_surrogate
 from vitshap.training.loop import LoopConfig
@@ -211,3 +211,33 @@ def test_random_numbers_and_accelerators_of_the_user_are_left_alone(classifier: 
         AcceleratorState._reset_state(reset_partial_state=True)
     Accelerator(cpu=True, mixed_precision="bf16")
     AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_auto_is_chosen_by_device_net_and_number_of_images(
+    classifier: MaskedModel, digits: Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = LoopConfig(epochs=50, batch_size="auto", learning_rate="auto")
+    surrogate = SurrogateTraining(loop)
+    assert suited(surrogate, classifier, 10_000).loop.numbers() == (64, 1e-5)
+    assert suited(surrogate, classifier, 40).loop.numbers() == (32, 1e-5), "no more than there are"
+    assert suited(ExplainerTraining(loop=loop), classifier, 10_000).loop.numbers() == (64, 1e-4)
+    given = SurrogateTraining(LoopConfig(batch_size=7, learning_rate=0.5))
+    assert suited(given, classifier, 10_000) == given
+    trained = fit_surrogate(
+        classifier, digits.train, digits.val, config=SurrogateTraining(replace(loop, epochs=1), None)
+    )
+    usual = LoopConfig(epochs=1, batch_size=64, learning_rate=1e-5)
+    same = fit_surrogate(classifier, digits.train, digits.val, config=SurrogateTraining(usual, None))
+    assert trained.fingerprint() == same.fingerprint()
+    # What a GPU gets, by a net that says it is on one
+    monkeypatch.setattr(MaskedModel, "device", torch.device("cuda"))
+    monkeypatch.setattr("vitshap.training.configs.free_bytes", lambda device: 2**36)
+    assert suited(surrogate, classifier, 10_000).loop.numbers() == (512, 1.4e-4)
+    assert suited(surrogate, classifier, 1_600).loop.numbers() == (256, pytest.approx(0.7e-4))
+    assert suited(surrogate, classifier, 100).loop.numbers() == (64, pytest.approx(1.75e-5))
+    assert suited(ClassifierTraining(loop), classifier, 10_000).loop.numbers() == (128, 1e-5)
+    assert suited(ExplainerTraining(loop=loop), classifier, 10_000).loop.numbers() == (256, 3e-4)
+    monkeypatch.setattr("vitshap.training.configs.free_bytes", lambda device: 6 * 2**30)
+    assert suited(surrogate, classifier, 10_000).loop.numbers() == (128, pytest.approx(0.35e-4))
+    monkeypatch.setattr("vitshap.training.configs.SMALL_NET", 1000)  # as for a net with a hundred times as many weights
+    assert suited(surrogate, classifier, 10_000).loop.numbers()[0] == 64

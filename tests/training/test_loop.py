@@ -1,5 +1,6 @@
 """The loop: it learns, it survives being killed to the bit, two processes equal one, failures are named."""
 
+import io
 import json
 import os
 import random
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 from torch import nn
 
@@ -212,3 +214,37 @@ def test_the_learning_rate_warms_up_and_falls_to_zero() -> None:
     assert max(rates) == 1.0
     assert all(a >= b for a, b in pairwise(rates[10:]))
     assert rates[-1] < 1e-3
+
+
+def test_an_exact_warm_up_has_its_steps_whatever_the_length() -> None:
+    config = LoopConfig(learning_rate=1.0, warmup_steps=500, warmup="exact")
+    assert [learning_rate(step, 600, config) for step in (0, 250, 500)] == pytest.approx([0.0, 0.5, 1.0])
+    assert learning_rate(550, 600, config) == pytest.approx(0.5)
+    assert learning_rate(99, 100, config) == pytest.approx(99 / 500), "it need not come to its end"
+    assert learning_rate(59, 600, replace(config, warmup="capped")) == 1.0
+
+
+def test_epsilon_is_that_of_the_optimiser(tmp_path: Path) -> None:
+    """With an epsilon far above the gradients' size steps become small."""
+    moved = []
+    for epsilon in (1e-8, 1e4):
+        task = small_training.task()
+        before = {name: tensor.clone() for name, tensor in task.trained.state_dict().items()}
+        config = LoopConfig(epochs=1, batch_size=10, epsilon=epsilon, weight_decay=0.0)
+        train(task, config, tmp_path / str(epsilon))
+        moved.append(max(float((before[k] - v).abs().max()) for k, v in task.trained.state_dict().items()))
+    assert moved[1] < moved[0] / 1000
+
+
+def test_a_training_that_stops_early_says_so(tmp_path: Path) -> None:
+    console = Console(record=True, file=io.StringIO(), width=200)
+    module = _Explodes()
+    losses = iter([3.0, 2.0, 2.5, 2.5])
+    task = Task(module, module, _fine_batches, 8, lambda: {"loss": next(losses)})
+    train(task, LoopConfig(epochs=6, batch_size=4, patience=2), tmp_path, console=console)
+    assert "stopped after epoch 3: no better validation for 2 epochs" in console.export_text()
+
+
+def test_auto_is_no_number_for_the_loop(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="auto is resolved by fit_"):
+        train(small_training.task(), LoopConfig(batch_size="auto"), tmp_path)

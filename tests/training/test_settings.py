@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vitshap.training.keys import describe, field_docs
+from vitshap.training.recipes import Recipe
 from vitshap.training.settings import (
     SettingsError,
     differing_keys,
@@ -139,3 +140,15 @@ def test_the_help_is_the_text_under_the_field() -> None:
     assert keys["maybe.epochs"].value == ""
     assert keys["inner"].help == "A group."
     assert keys["kind"].takes == "values or paper"
+
+
+def test_settings_nested_without_end_or_repeated_without_end_are_one_line() -> None:
+    for text in ("[" * 200_000, "a: " + "{a: " * 200_000):
+        with pytest.raises(SettingsError, match="the recipe is nested too deeply"):
+            read_yaml(text, "the recipe")
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    plain = read_yaml("\n".join(lines), "the recipe")  # 9 to the power of 12 texts, if they were written out
+    with pytest.raises(SettingsError) as error:
+        from_plain(Recipe(), {"half": plain["a11"]})
+    assert len(str(error.value)) < 1000

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from tests.data import trees
 from vitshap.cli import app
 from vitshap.explainers import Explainer
+from vitshap.files import locked_folder
 from vitshap.training import run as running
 from vitshap.training.recipes import load_recipe
 
@@ -49,13 +50,21 @@ def test_a_folder_of_images_becomes_an_explainer(images: Path, tmp_path: Path) -
         "folder", "--data", images, "--model", "vit", "--out", out, "--device", "cpu", settings=[*SMALL, *_few()]
     )
     assert code == 0, said
-    for line in ("in all about ", "training the surrogate", "classifier on ", "of the uniform explanation"):
+    for line in (
+        "timing a few steps",
+        "in all about ",
+        "training the surrogate",
+        "classifier on ",
+        "every patch the same",
+    ):
         assert line in said
     assert {path.name for path in out.iterdir()} == {*STAGES, "bundle", "images.json", "recipe.yaml", "summary.json"}
     summary = json.loads((out / "summary.json").read_text())
     assert 0 <= summary["classifier"]["accuracy"] <= 1
-    assert set(summary["surrogate"]) == {"divergence_8_of_16", "divergence_4_of_16"}
-    assert summary["explainer"]["validation_uniform_loss"] > 0
+    losses = {"validation_loss", "test_loss", "epoch"}
+    assert set(summary["surrogate"]) == {"divergence_8_of_16", "divergence_4_of_16", *losses}
+    assert set(summary["classifier"]) == {"accuracy", "kappa", *losses}
+    assert set(summary["explainer"]) == {"validation_uniform_loss", "test_uniform_loss", *losses}
     explainer = Explainer.from_pretrained(out / "bundle")
     assert explainer.surrogate.class_names == ["cats", "dogs"]
     photo = next((images / "cats").iterdir())
@@ -77,15 +86,16 @@ def test_killed_and_continued_equals_uninterrupted(tmp_path: Path) -> None:
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     base = [sys.executable, "-m", "vitshap", *_command("digits", "--device", "cpu", settings=settings)]
     hits = 0
-    for awaited in (killed / "classifier" / "log.jsonl", killed / "surrogate" / "done.json"):
+    moments = {killed / "classifier" / "log.jsonl": signal.SIGKILL, killed / "surrogate" / "done.json": signal.SIGTERM}
+    for awaited, how in moments.items():
         process = subprocess.Popen(
             [*base, "--resume", "--out", str(killed)], env=environment, stdout=subprocess.DEVNULL
         )
         limit = time.monotonic() + 120
         while process.poll() is None and not awaited.exists() and time.monotonic() < limit:
             time.sleep(0.02)
-        process.kill()
-        hits += process.wait() == -signal.SIGKILL
+        process.send_signal(how)
+        hits += process.wait() != 0
     assert hits == 2
     assert not (killed / "explainer" / "done.json").exists()
     program = "import sys; from vitshap.training.run import *; from vitshap.training.recipes import load_recipe"
@@ -96,6 +106,52 @@ def test_killed_and_continued_equals_uninterrupted(tmp_path: Path) -> None:
         one, other = (load_file(out / stage / "best.safetensors") for out in (killed, whole))
         assert all(torch.equal(one[name], other[name]) for name in one)
     assert (killed / "summary.json").read_text() == (whole / "summary.json").read_text()
+
+
+def test_a_folder_is_one_runs_alone(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with locked_folder(out):
+        code, said = _invoke("digits", "--out", out, "--device", "cpu", settings=_few(epochs=1, batch=600))
+    assert code == 2
+    assert "another run of vitshap writes into" in said
+    assert not out.exists()
+
+
+def test_the_losses_of_a_summary_are_those_of_a_validation_on_test_images(tmp_path: Path) -> None:
+    """Test images that are the validation images have their losses."""
+    images = trees.class_folders(tmp_path / "images", {"cats": 12, "dogs": 12}, prefix="train/")
+    for part in ("val", "test"):
+        trees.class_folders(images, {"cats": 6, "dogs": 6}, prefix=f"{part}/")
+    for masked, procedure in ((False, "values"), (True, "paper")):
+        settings = [*SMALL, *_few(), f"masked={masked}", f"explainer.procedure={procedure}"]
+        settings += ["classifier.class_weights=balanced"]
+        recipe = load_recipe("folder", data=str(images), model="vit", settings=settings)
+        running.run(recipe, tmp_path / procedure, device="cpu", estimate=False)
+        summary = json.loads((tmp_path / procedure / "summary.json").read_text())
+        for stage in ("classifier", "explainer") if masked else STAGES:
+            assert summary[stage]["test_loss"] == pytest.approx(summary[stage]["validation_loss"], rel=1e-4)
+            lines = [json.loads(text) for text in (tmp_path / procedure / stage / "log.jsonl").read_text().splitlines()]
+            kept = next(line for line in lines if line["epoch"] == summary[stage]["epoch"])
+            assert kept["loss"] == summary[stage]["validation_loss"]
+
+
+def test_what_auto_stands_for_is_written_down_and_kept(images: Path, tmp_path: Path) -> None:
+    few = [setting for setting in _few(epochs=1) if "batch_size" not in setting]
+    few += [f"{stage}.loop.{key}=auto" for stage in STAGES for key in ("batch_size", "learning_rate")]
+    few += ["explainer.compiled=auto"]
+    base = ["folder", "--data", images, "--model", "vit", "--out", tmp_path / "out", "--device", "cpu"]
+    code, said = _invoke(*base, settings=[*SMALL, *few])
+    assert code == 0, said
+    assert "classifier 32 at 1e-05, surrogate 32 at 1e-05, explainer 32 at 0.0001" in " ".join(said.split())
+    path = tmp_path / "out" / "recipe.yaml"
+    stored = load_recipe(path)
+    assert [getattr(stored, stage).loop.numbers() for stage in STAGES] == [(32, 1e-5), (32, 1e-5), (32, 1e-4)]
+    assert stored.explainer.compiled is False
+    changed = path.read_text().replace("batch_size: 32", "batch_size: 16")  # as another machine might have chosen
+    path.write_text(changed)
+    code, said = _invoke(*base, "--resume", settings=[*SMALL, *few])
+    assert code == 0, said
+    assert path.read_text() == changed
 
 
 @pytest.mark.long
