@@ -18,7 +18,7 @@ from vitshap.models.base import Adapter, evaluating, fingerprint, net_device_dty
 from vitshap.models.chunks import evaluate_rows, token_budget
 from vitshap.models.packed import EncodePacked, encode_packed
 from vitshap.models.precision import FastValues, Precision
-from vitshap.models.preprocess import Preprocess, is_photo, open_image
+from vitshap.models.preprocess import Preprocess, from_array, is_photo, open_image
 from vitshap.players import Players, PlayersLike, resolve
 from vitshap.shapiq_games import ShapiqGame, as_shapiq
 
@@ -216,7 +216,9 @@ class MaskedModel(nn.Module):
         may come without a batch. ``finite=False`` leaves out ``check_finite``, for which a GPU has to be waited for.
         """
         if isinstance(images, np.ndarray) and not is_photo(images):
-            images = self._from_array(images)
+            images = from_array(images, self.adapter.channels, self.image_size)
+            if isinstance(images, Tensor):
+                images = images.to(*net_device_dtype(self.net))
         if isinstance(images, Tensor):
             if list(images.shape) == [self.adapter.channels, *self.image_size]:
                 images = images[None]
@@ -293,23 +295,6 @@ class MaskedModel(nn.Module):
         if who.per_image and who.labels.shape[0] != batch:
             raise ValueError(f"players are given for {who.labels.shape[0]} images, but there are {batch}")
         return who
-
-    def _from_array(self, array: np.ndarray) -> Tensor | list[np.ndarray]:
-        """Floats as the net's input, where the net is; a batch of uint8 ones as photos."""
-        size = ", ".join(map(str, self.image_size))
-        net_input = f"the net's own input is float [{self.adapter.channels}, {size}], with or without a batch"
-        if array.dtype == np.uint8 and array.ndim == 4 and len(array) and is_photo(array[0]):
-            return list(array)
-        if np.issubdtype(array.dtype, np.floating):
-            if list(array.shape[-3:]) == [self.adapter.channels, *self.image_size]:
-                native = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
-                return torch.from_numpy(native).to(*net_device_dtype(self.net))
-            if array.ndim in (3, 4) and array.shape[-1] in (1, 3):
-                raise ValueError(
-                    f"a float array {list(array.shape)} may be in 0 to 1, in 0 to 255 or normalised: give a photo as "
-                    f"uint8 [H, W, 3]; {net_input}"
-                )
-        raise ValueError(f"an array is a photo, uint8 [H, W, 3], or {net_input}; got {array.dtype} {list(array.shape)}")
 
     def _check_pixels(self, pixels: Tensor) -> None:
         device, dtype = net_device_dtype(self.net)
