@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import vitshap
 from vitshap import plots
 
 
@@ -30,6 +31,12 @@ def test_the_extension_says_the_format(figure, tmp_path, name):
 def test_documents(figure, tmp_path):
     assert plots.save(figure, tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
     assert "<svg" in plots.save(figure, str(tmp_path / "a.svg")).read_text()
+
+
+def test_a_file_says_what_made_it(figure, tmp_path):
+    with Image.open(plots.save(figure, tmp_path / "a.png")) as image:
+        assert image.info["Software"] == f"vitshap {vitshap.__version__}"
+    assert f"<dc:title>vitshap {vitshap.__version__}<" in plots.save(figure, tmp_path / "a.svg").read_text()
 
 
 def test_in_a_document_the_map_and_the_picture_keep_their_transparency(figure, tmp_path):

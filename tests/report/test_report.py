@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+import vitshap
 from vitshap import Explanation
 from vitshap.report import Explained, Failed, ReportWriter, Summary, patches, words
 from vitshap.report import writer as writing
@@ -102,6 +103,12 @@ def test_it_says_what_it_should(tmp_path: Path) -> None:
     assert len(re.findall(r'<img src="data:image/webp;base64,[^"]+" alt="[^"]+', text)) == 3
     limit = words.plain(float(entry.explanation.values[0, :, 0].abs().max()))
     assert f"<span>+{limit}</span>" in text
+
+
+def test_a_page_says_what_made_it(tmp_path: Path) -> None:
+    with ReportWriter(tmp_path, SUMMARY) as report:
+        report.add(explained())
+    assert f'<meta name="generator" content="vitshap {vitshap.__version__}">' in _checked(report.path)
 
 
 def test_names_are_text_never_markup(tmp_path: Path) -> None:

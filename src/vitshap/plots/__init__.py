@@ -8,7 +8,7 @@ are imported only when something is drawn.
 from vitshap.plots.blend import colour_scale_png, overlay_png
 from vitshap.plots.colours import IMAGE_ALPHA, OVERLAY_ALPHA, UNIT_LABELS, symmetric_limit
 from vitshap.plots.curves import CurvePoints, curves_figure
-from vitshap.plots.files import FORMATS, save
+from vitshap.plots.files import FORMATS, SOFTWARE, save
 from vitshap.plots.grid import method_grid
 from vitshap.plots.maps import class_row, heatmap
 from vitshap.plots.pictures import Box, Picture, as_pixels, thumbnail
@@ -18,6 +18,7 @@ __all__ = [
     "FORMATS",
     "IMAGE_ALPHA",
     "OVERLAY_ALPHA",
+    "SOFTWARE",
     "UNIT_LABELS",
     "Box",
     "CurvePoints",

@@ -9,13 +9,13 @@ from importlib.resources import files
 from string import Template
 
 from vitshap.explanation import Explanation
-from vitshap.plots import UNIT_LABELS
+from vitshap.plots import SOFTWARE, UNIT_LABELS
 from vitshap.report.entries import Failed, Summary, printable
 from vitshap.report.inline import scale_uri
 from vitshap.report.words import meaning
 
-MARK = '<meta name="generator" content="vitshap report">'
-"""By this a page is known as one of ours."""
+MARK = '<meta name="generator" content="vitshap '
+"""How the line begins by which a page is known as one of ours; the version follows."""
 HEADING = "Which parts of each image drove the prediction"
 NEIGHBOURS = 3
 """Pages before and after the current one that are linked, besides the first and the last."""
@@ -59,6 +59,7 @@ def head(summary: Summary, facts: Facts, number: int, count: int, counts: str, c
     where = "" if count == 1 else f" · page {number} of {count}"
     settings = {**summary.settings, **{f"version of {name}": text for name, text in summary.versions.items()}}
     return _template("page.html").substitute(
+        generator=escape(SOFTWARE),
         title=escape(f"{HEADING}{where}"),
         heading=escape(HEADING),
         css=_text("page.css"),
