@@ -171,8 +171,8 @@ def test_class_index_by_name_needs_names():
 
 def test_top_lists_the_largest_values_with_their_places():
     assert ragged().top(2) == [
-        [PlayerValue(1, 3.0, (0.0, 1.5)), PlayerValue(2, 2.0, (0.0, 3.0))],
-        [PlayerValue(0, -1.0, (0.0, 1.5)), PlayerValue(1, -2.0, (0.0, 0.0))],
+        [PlayerValue(1, 3.0, (0, 1)), PlayerValue(2, 2.0, (0, 3))],
+        [PlayerValue(0, -1.0, (0, 1)), PlayerValue(1, -2.0, (0, 0))],
     ]
     assert [len(best) for best in ragged().top(9)] == [3, 2]  # players that an image lacks are not listed
     with pytest.raises(ValueError, match="at least 1"):
@@ -191,7 +191,8 @@ def test_top_agrees_with_sorting_the_heatmap(images, k, target, seed):
     for best, heat in zip(explanation.top(k, target), explanation.heatmap(target), strict=True):
         assert [p.value for p in best] == sorted(heat.flatten().tolist(), reverse=True)[:k]
         for player in best:
-            row, column = (int(x) for x in player.position)
+            row, column = player.position
+            assert isinstance(row, int)
             assert float(heat[row, column]) == player.value
 
 
