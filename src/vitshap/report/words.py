@@ -88,9 +88,10 @@ def _looks_at(entry: Explained, index: int) -> str:
     strongest = sorted(places, key=lambda place: -places[place])[:2]
     weight = sum(places.values())
     where = " of the part that it sees" if entry.zoomed else ""
-    if places[strongest[0]] >= HALF * weight:
+    most = HALF * weight * (1 + 1e-6)
+    if places[strongest[0]] > most:
         looks = f"It mostly looks at the {strongest[0]}{where}"
-    elif sum(places[place] for place in strongest) >= HALF * weight:
+    elif sum(places[place] for place in strongest) > most:
         looks = f"It mostly looks at the {strongest[0]} and the {strongest[1]}{where}"
     else:
         looks = "It looks at many places"
