@@ -244,7 +244,9 @@ def test_top_agrees_with_sorting_the_heatmap(images, k, target, seed):
     for best, heat in zip(explanation.top(k, target), explanation.heatmap(target), strict=True):
         assert [p.value for p in best] == sorted(heat.flatten().tolist(), reverse=True)[:k]
         for player in best:
-            assert float(heat[player.position]) == player.value
+            row, column = player.position
+            assert isinstance(row, int)
+            assert float(heat[row, column]) == player.value
 
 
 def test_indexing_takes_images_and_keeps_what_they_share():

@@ -116,7 +116,8 @@ def test_json_comes_line_by_line_and_has_the_explainers_numbers(home: Path, bund
     scale = 40 / 36
     top, left = 2 * scale + row * 8 * scale, (60 - 32 * scale) / 2 + column * 8 * scale
     assert first["box"] == pytest.approx([left, top, left + 8 * scale, top + 8 * scale], abs=0.6)
-    assert (first["row"], first["column"]) == (row + 1, column + 1)
+    assert (first["row"], first["column"]) == (row, column)
+    assert isinstance(first["row"], int)
 
 
 def test_some_fail_the_others_are_explained(home: Path, bundle: Path) -> None:

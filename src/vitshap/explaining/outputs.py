@@ -18,8 +18,10 @@ import torch
 from vitshap import plots
 from vitshap.explanation import Explanation
 from vitshap.report import Explained, Failed, Patch, patches
+from vitshap.report.words import hints
 
 PREDICTIONS = 5
+COUNTING = "rows, columns, classes and players count from 0; rows and columns from the top left of the box"
 _NAME_BYTES = 90
 """Of a file's own name and of a class's in the name of a heatmap: file systems count bytes, 255 in all."""
 
@@ -44,6 +46,7 @@ def record(entry: Explained | Failed, *, k: int = 5) -> dict[str, Any]:
     found |= {
         "explained": explained,
         "grid": list(e.grid),
+        "counting": COUNTING,
         "box": list(entry.box),
         "unit": e.unit,
         "additive": e.additive,
@@ -53,7 +56,7 @@ def record(entry: Explained | Failed, *, k: int = 5) -> dict[str, Any]:
     if e.converged is not None:
         found["converged"] = bool(e.converged[0])
     found |= {"method": e.method, "evaluations": e.evaluations, "seconds": e.seconds}
-    return found | {"warnings": list(entry.warnings), "notes": list(entry.notes)}
+    return found | {"warnings": list(entry.warnings), "notes": [*entry.notes, *hints(entry)]}
 
 
 class JsonLines:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from vitshap.explaining.sources import Source
 from vitshap.report import Explained, Failed, patches
 from vitshap.report.entries import class_label
-from vitshap.report.words import accuracy, convergence, output_text, plain, signed
+from vitshap.report.words import accuracy, convergence, hints, output_text, plain, signed
 
 NAMES_SHOWN = 20
 PREDICTIONS = 5
@@ -44,10 +44,10 @@ def about_entry(entry: Explained | Failed, source: Source, *, k: int) -> Iterato
     yield f"  predicted: {', '.join(said)}"
     for warning in entry.warnings:
         yield f"  warning: {warning}"
-    for note in entry.notes:
+    for note in (*entry.notes, *hints(entry)):
         yield f"  note: {note}"
     first = entry.classes[0]
-    yield f"  patches that speak most for {entry.label(first)}{_ends(entry, source)}:"
+    yield f"  patches that speak most for {entry.label(first)}{_ends(entry, source)}, rows and columns counted from 1:"
     for rank, patch in enumerate(patches(entry, k, first), 1):
         error = "" if patch.stderr is None else f" ± {plain(patch.stderr)}"
         yield f"    {rank}. {signed(patch.value)}{error}  {patch.place}: {patch.cell} ({patch.pixels})"
