@@ -13,7 +13,7 @@ import timm
 import torch
 import yaml
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.data import trees
 from vitshap.data import Augmentation, ImageData, Splits, load_data, normalised
@@ -80,6 +80,14 @@ def test_the_authors_weights_and_preprocessing_at_any_size(name: str, size: str)
     bound = head.shape[1] ** -0.5
     assert 0.9 * bound < float(head.abs().max()) <= bound
     assert float(built.net.head.bias.detach().abs().max()) > 0
+
+
+def test_a_head_that_weights_from_a_file_bring_is_kept(tmp_path: Path) -> None:
+    given = timm.create_model("vit_tiny_patch16_224", num_classes=2)
+    save_file(given.state_dict(), tmp_path / "weights.safetensors")
+    chosen = [f"model.weights={tmp_path / 'weights.safetensors'}"]
+    settings = load_recipe("paper-pets", model="vit_tiny_patch16_224", settings=chosen).model
+    assert torch.equal(build_model(settings, _two_classes()).net.head.weight, given.head.weight)
 
 
 def test_without_a_model_the_papers_recipes_are_of_vit_base() -> None:
@@ -293,3 +301,11 @@ def test_weights_from_a_pipe_are_refused(tmp_path: Path) -> None:
     settings = load_recipe("chest", settings=[f"model.weights={tmp_path / 'weights.safetensors'}"]).model
     with pytest.raises(ValueError, match="cannot be read as safetensors"):
         build_model(settings, _two_classes())
+
+
+def test_a_pattern_of_groups_can_be_given_on_the_command_line(tmp_path: Path) -> None:
+    trees.write(tmp_path, *(f"{name}/s{i}-{k}.png" for name in "ab" for i in range(12) for k in range(3)))
+    given = load_recipe("folder", data=str(tmp_path), settings=[r"data.groups=/(s\d+|t\d+)-"]).data
+    assert given.groups == r"/(s\d+|t\d+)-"
+    groups = [set(part.groups or ()) for part in load_data(given.source, groups=given.groups)]
+    assert sum(len(group) for group in groups) == len(set.union(*groups)) == 12

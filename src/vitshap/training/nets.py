@@ -40,8 +40,6 @@ def build_model(settings: ModelSettings, data: ImageData, *, keep_head: bool = F
         net, preprocess = _timm(settings, data, names, keep_head)
     else:
         net, preprocess = _transformers(settings, data, names, keep_head)
-    if settings.fresh_head == "torch" and not keep_head and settings.head_rows is None:
-        _redraw_head(net, settings)
     preprocess = _fitted(preprocess, settings, data.channels)
     size = preprocess.size if preprocess is not None and _library(settings) == "transformers" else None
     model = wrap(net, preprocess=preprocess, output=settings.output, image_size=size, removal=settings.removal)
@@ -131,7 +129,9 @@ def _timm(
             f"the pre-trained weights of {name} cannot be had ({one_line(error)}): give a file with "
             "--set model.weights=PATH, or begin with random ones with --set model.pretrained=false"
         ) from error
-    if state is not None:
+    if settings.fresh_head == "torch" and not keep_head and rows is None:
+        _redraw_head(net, settings)
+    if state is not None:  # with the head, if it is of the same classes
         load_state(net, state, settings)
     if rows is not None:
         keep_rows(net, rows, len(names))
@@ -284,9 +284,9 @@ def _to(value: Any, channels: int) -> Any:
     return value * channels if len(value) == 1 else (sum(value) / len(value),) * channels
 
 
-def _redraw_head(net: nn.Module, settings: ModelSettings) -> None:
+def _redraw_head(net: Any, settings: ModelSettings) -> None:
     """A fresh head with the weights that PyTorch gives a new linear layer."""
-    head: Any = net.get_classifier() if hasattr(net, "get_classifier") else getattr(net, "classifier", None)  # type: ignore[operator]
+    head = net.get_classifier()
     if type(head) is not nn.Linear:
         raise ValueError(f"model.fresh_head torch: the head of {settings.name} is not one linear layer")
     head.reset_parameters()

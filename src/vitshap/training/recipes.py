@@ -58,7 +58,7 @@ class ModelSettings:
     """Which of timm's pre-trained weights a name without a tag stands for, as in vit_tiny_patch16_224.TAG; null: timm's
     first."""
     fresh_head: Literal["library", "torch"] = "library"
-    """How the head for new classes is drawn: as the library draws it, or as PyTorch draws a linear layer."""
+    """How the head of a timm net is drawn for new classes: as timm draws it, or as PyTorch draws a linear layer."""
     weights: str | None = None
     """Safetensors file with the weights of a timm net; a head of another size is replaced."""
     head_rows: tuple[int, ...] | None = None
