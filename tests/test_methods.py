@@ -74,6 +74,8 @@ def test_unknown_names_and_options_name_the_nearest():
     for far in ("zzz", "gradcam"):  # half of the letters of "gradcam" are those of "random"
         with pytest.raises(ValueError, match=f'no method is named "{far}"; there are: {", ".join(methods())}$'):
             method(far, model)
+    with pytest.raises(ValueError, match='no method is named "perm"; did you mean "permutation"'):
+        method("perm", model)
     with pytest.raises(TypeError, match='random has no option "sed"; did you mean "seed"'):
         method("random", model, sed=3)
     with pytest.raises(TypeError, match='no option "model"'):

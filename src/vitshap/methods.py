@@ -296,4 +296,5 @@ def _now(device: torch.device) -> float:
 def nearest(word: str, known: Sequence[str]) -> str:
     """The end of an error message about an unknown word: the known one that it resembles, or else all of them."""
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+    near = near or [one for one in known if len(word) > 3 and one[:4] == word[:4]]
     return f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(known)}"

@@ -93,6 +93,18 @@ def test_a_net_that_overflows_float16_is_evaluated_otherwise(model: MaskedModel)
     assert not precisions._copies(model).models
 
 
+def test_sampling_goes_on_in_the_nets_own_precision_where_half_overflows(
+    model: MaskedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overflow(model)
+    expected = method("kernelshap", model, budget=300)(pixels(), target=0)
+    monkeypatch.setattr(precisions, "precisions", lambda model, precision: (torch.float16,))  # as on a GPU
+    explanation = method("kernelshap", model, budget=300)(pixels(), target=0)
+    assert precisions._copies(model).overflowed == {torch.float16}
+    assert torch.equal(explanation.values, expected.values)
+    assert explanation.evaluations == expected.evaluations <= 300
+
+
 def test_a_net_that_fails_in_half_precision_is_evaluated_in_its_own(model: MaskedModel) -> None:
     model.net.norm.register_forward_hook(lambda module, args, output: output @ torch.eye(output.shape[-1]))
     fast = FastValues(model, pixels(), model.players, "auto")
