@@ -122,7 +122,6 @@ def _answer(call: dict[str, Any]) -> dict[str, Any]:
 
 def _serve() -> None:
     # What the commands import when they run is imported once.
-    import matplotlib.pyplot
     import seaborn  # noqa: F401
     from PIL import Image
     from transformers import AutoModelForImageClassification, ViTForImageClassification  # noqa: F401
