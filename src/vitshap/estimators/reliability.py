@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vitshap.estimators.estimate import Estimate
+from vitshap.explanation import Explanation
 from vitshap.game import Game
 
 
@@ -62,7 +63,7 @@ def spearman_brown(half: Tensor) -> Tensor:
     return (2 * half / (1 + half).clamp(min=torch.finfo(half.dtype).tiny)).clamp(min=-1)
 
 
-def reliability_from_errors(estimate: Estimate) -> Tensor:
+def reliability_from_errors(estimate: Estimate | Explanation) -> Tensor:
     """The same without a second half: one minus the share of error variance in the values' variance, ``[B, K]``."""
     if estimate.stderr is None:
         raise ValueError(f"this {estimate.method} estimate has no standard errors: give it a larger budget")

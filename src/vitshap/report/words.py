@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
+from vitshap.estimators.reliability import reliability_from_errors
 from vitshap.explanation import Explanation
 from vitshap.report.entries import Explained
 
 PALE = 0.05
 """A map whose largest value is below this share of the strongest map's is called weak."""
+NOISY = 0.5
+"""A sampled map is called mostly noise below this reliability: then less than half of the variance between patches is
+signal, and its expected correlation with the converged map is below 0.71, the root of that."""
 _THING = {"probability": "probability", "logit": "logit", "output": "output"}
 
 
@@ -63,7 +67,21 @@ def accuracy(entry: Explained, index: int) -> str | None:
     if largest == 0:
         return "exact"
     share = f", {largest / spread:.0%} of the values' range" if spread > 0 else ""
-    return f"standard error up to {plain(largest)}{share}"
+    reliable = reliability(entry, index)
+    said = "" if reliable is None else f"; estimated reliability {reliability_text(reliable)}"
+    return f"standard error up to {plain(largest)}{share}{said}"
+
+
+def reliability(entry: Explained, index: int) -> float | None:
+    """Estimated share of the variance between patches that is not sampling error, 0 to 1; None where it is not known."""
+    if entry.explanation.stderr is None:
+        return None
+    return max(0.0, float(reliability_from_errors(entry.explanation)[0, entry.classes.index(index)]))
+
+
+def reliability_text(value: float) -> str:
+    """A reliability, and a word where it is low."""
+    return f"{value:.2f} (mostly noise)" if value < NOISY else f"{value:.2f}"
 
 
 def convergence(explanation: Explanation) -> str | None:
