@@ -47,7 +47,9 @@ def _values(explainer: Explainer, name: str = "transformers ViT") -> Tensor:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _explainer(class_names=NAMES).save_pretrained(tmp_path_factory.mktemp("saved") / "explainer")
+    preprocess = Preprocess((32, 32), (32, 32), (0.5,) * 3, (0.5,) * 3)
+    explainer = _explainer(class_names=NAMES, preprocess=preprocess)
+    return explainer.save_pretrained(tmp_path_factory.mktemp("saved") / "explainer")
 
 
 @pytest.fixture
@@ -244,6 +246,28 @@ UNTRUSTED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no heads": (lambda c: c["surrogate"]["net"]["arguments"].update(num_attention_heads=0), "cannot be built"),
     "another depth": (lambda c: c["surrogate"]["net"]["arguments"].update(num_hidden_layers=3), "is missing, and"),
     "a tensor too many": (lambda c: c["explainer"]["config"].update(extra_block=False), "is unexpected"),
+    "a million blocks": (
+        lambda c: c["surrogate"]["net"]["arguments"].update(num_hidden_layers=1_000_000),
+        r"cannot be built: num_hidden_layers is 1000000, but there are \d+ tensors$",
+    ),
+    "terabytes": (lambda c: c["surrogate"]["net"]["arguments"].update(intermediate_size=10**10), r"not \[1\d+"),
+    "huge images": (lambda c: c["surrogate"]["wrap"].update(image_size=[2**20, 2**20]), "1048576 x 1048576 pixels"),
+    "other images": (
+        lambda c: c["surrogate"]["wrap"]["preprocess"].update(size=[64, 64], resize=[64, 64]),
+        r"photos of \(64, 64\) pixels for a net of \(32, 32\)",
+    ),
+    "no deviation": (lambda c: c["surrogate"]["wrap"]["preprocess"].update(std=[0, 1, 1]), "std is not 0"),
+    "a text for a mean": (lambda c: c["surrogate"]["wrap"]["preprocess"].update(mean=["a"] * 3), "cannot be built"),
+    "too few names": (lambda c: c["surrogate"]["wrap"].update(class_names=["ant", "bee"]), "5 names.*; got 2 entries"),
+    "too many names": (lambda c: c["surrogate"]["wrap"].update(class_names=["a"] * 6), "5 names.*; got 6 entries"),
+    "names as text": (lambda c: c["surrogate"]["wrap"].update(class_names="abcde"), "5 names.*; got str"),
+    "numbers as names": (lambda c: c["surrogate"]["wrap"].update(class_names=[1, 2, 3, 4, 5]), "must be 5 names"),
+    "a distant player": (
+        lambda c: c["surrogate"]["wrap"].update(players=[[0, 1, 2, 10**12]] * 4),
+        "16 patches and a player 1000000000000",
+    ),
+    "a text for a unit": (lambda c: c["explainer"]["config"].update(output_scale="big"), "output_scale is a positive"),
+    "a list for quality": (lambda c: c.update(quality=[1]), "quality must be numbers and text by name"),
     "another activation": (lambda c: c["surrogate"]["net"]["arguments"].update(hidden_act="relu"), r"v\(0\) moved by"),
 }
 
@@ -255,6 +279,44 @@ def test_a_config_that_was_tampered_with(
     _edit(folder, change)
     with _one_line(message):
         Explainer.from_pretrained(folder)
+
+
+def test_values_nested_too_deeply(folder: Path) -> None:
+    for deep in ("[" * 200_000 + "]" * 200_000, '{"a":' * 200_000 + "1" + "}" * 200_000):
+        (folder / "config.json").write_text(deep)
+        with _one_line("config.json cannot be read: its values are nested too deeply"):
+            Explainer.from_pretrained(folder)
+    with _one_line("nested too deeply"):  # nor is such a folder replaced
+        _explainer().save_pretrained(folder, overwrite=True)
+
+
+def test_quality_nested_deeply_is_refused(folder: Path) -> None:
+    quality: dict[str, Any] = {}
+    for _ in range(50):
+        quality = {"a": quality}
+    _edit(folder, lambda config: config.update(quality=quality))
+    with _one_line("in at most 8 levels"):
+        Explainer.from_pretrained(folder)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("file", ["config.json", "surrogate.safetensors", "explainer.safetensors"])
+def test_pipes_are_not_read(folder: Path, file: str) -> None:
+    (folder / file).unlink()
+    os.mkfifo(folder / file)
+    with _one_line(f"{file} .*not a regular file"):
+        Explainer.from_pretrained(folder)
+    (folder / file).unlink()
+    (folder / file).mkdir()
+    with _one_line(f"{file} .*not a regular file"):
+        Explainer.from_pretrained(folder)
+
+
+def test_files_may_be_links(folder: Path, tmp_path: Path) -> None:
+    """As in the hub's cache."""
+    (folder / "explainer.safetensors").rename(tmp_path / "elsewhere")
+    (folder / "explainer.safetensors").symlink_to(tmp_path / "elsewhere")
+    assert torch.equal(_values(Explainer.from_pretrained(folder)), _values(_explainer()))
 
 
 def test_a_file_that_training_began_from_is_not_read(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The explainer that comes with the package: what it is, that its values are Shapley values, and what is said of it."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from sklearn.datasets import load_sample_images
 
 import vitshap
 from vitshap.explainers import bundle, folders
+from vitshap.explainers.card import MEASURES, measured
 
 NAME = "imagenette-deit-tiny"
 MOST_BYTES = 26_000_000
@@ -33,6 +35,31 @@ def test_its_values_are_those_of_an_estimator_that_knows_nothing_of_it() -> None
     estimated = vitshap.method("kernelshap", explainer.surrogate, budget=1024)(photo, target="predicted")
     correlation = torch.corrcoef(torch.stack([explained.values.flatten(), estimated.values.flatten()]))[0, 1]
     assert correlation > 0.55  # .68: so short an estimate has an error of two thirds of the values' spread itself
+
+
+def test_its_card_says_what_was_measured_line_by_line_and_how_it_was_trained() -> None:
+    card = (folders.find(NAME) / folders.CARD).read_text()
+    rows = [f"| {what} | {value} |" for what, value in measured(bundle.read(NAME)["quality"])]
+    assert rows == [line for line in card.splitlines() if line.startswith("| ")][1:]
+    assert len(set(MEASURES.values())) == len(MEASURES)
+    for name, words in MEASURES.items():
+        assert "the same" not in words, "a line must be understood wherever it stands"
+        assert ("other classes" in words) == ("others" in name)
+    for said in ("this project's own, not that of the paper's authors", "squashed to squares", "are not squashed"):
+        assert said in " ".join(card.split())
+
+
+def test_a_new_configuration_has_its_fields_and_an_old_one_their_defaults() -> None:
+    stored = bundle.read(NAME)["explainer"]["config"]
+    loaded = vitshap.Explainer.from_pretrained(NAME).network.config
+    fields = dataclasses.asdict(loaded)
+    assert set(stored) < set(fields)  # it was stored before some of them were there
+    assert {name: fields[name] for name in stored} == stored
+    assert {name: fields[name] for name in set(fields) - set(stored)} == {
+        "block_norm": True,
+        "frozen_blocks": 0,
+        "frozen": (),
+    }
 
 
 @pytest.mark.parametrize(

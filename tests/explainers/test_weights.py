@@ -1,17 +1,21 @@
 """Where the trunk's weights come from."""
 
+import re
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tests.models import nets
 from vitshap.explainers import Explainer, ExplainerConfig
+from vitshap.explainers.bundle import read
 from vitshap.explainers.unet import UNet
 from vitshap.models import MaskedModel, wrap
+from vitshap.models.convert import as_transformers
 
 NAMES = ["timm ViT", "transformers ViT", "torchvision ViT"]
 HEADS = {"timm ViT": "head.", "transformers ViT": "classifier.", "torchvision ViT": "heads."}
@@ -110,12 +114,122 @@ def test_a_damaged_file_is_a_clear_error(content: str, tmp_path: Path) -> None:
         _trunk(model, str(path))
 
 
-@pytest.mark.parametrize("init", ["surogate", "no/such.safetensors", "."])
+@pytest.mark.parametrize("init", ["surogate", "no/such.safetensors", "/no/such/net"])
 def test_a_misspelt_source_names_the_known_ones(init: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"surrogate, scratch, classifier or the path of a safetensors file; there is no"
-    ):
+    with pytest.raises(ValueError, match=r"surrogate, scratch, classifier, the path of.*a name of timm.*; there is no"):
         _trunk(_model(), init)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub's own client, offline, with an empty cache."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def _small(image: int = 160) -> nn.Module:
+    torch.manual_seed(0)
+    return timm.create_model("test_vit", num_classes=3, img_size=image, dynamic_img_size=False)
+
+
+@pytest.mark.parametrize("as_timm", [True, False], ids=["timm", "transformers"])
+def test_a_pretrained_net_of_timm_by_its_name(as_timm: bool, hub: Path) -> None:
+    """As if it had been downloaded before; images of another size have their positions resized."""
+    donor = timm.create_model("test_vit")  # 1,000 classes
+    snapshot = hub / "models--timm--test_vit.r160_in1k" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    _write(snapshot / "model.safetensors", donor.state_dict())
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
+    net = _small(image=96)
+    model = wrap(net if as_timm else as_transformers(net), check=False)
+    trunk = _trunk(model, "test_vit.r160_in1k")
+    own = donor.state_dict()
+    first = "blocks.0.mlp.fc1.weight" if as_timm else "vit.layers.0.mlp.fc1.weight"
+    assert torch.equal(trunk[first], own["blocks.0.mlp.fc1.weight"])
+    positions = "pos_embed" if as_timm else "vit.embeddings.position_embeddings"
+    assert trunk[positions].shape == (1, 37, 64)
+    assert not torch.equal(trunk[positions], model.net.state_dict()[positions])
+
+
+def test_a_pretrained_net_of_transformers_by_its_folder(tmp_path: Path) -> None:
+    donor, model = nets.build("transformers ViT", 3), _model("transformers ViT")
+    donor.save_pretrained(tmp_path / "donor")
+    trunk = _trunk(model, str(tmp_path / "donor"))
+    own = donor.state_dict()
+    assert all(torch.equal(trunk[name], own[name]) for name in own)
+    bundle = Explainer(model, ExplainerConfig(init=str(tmp_path / "donor"))).save_pretrained(tmp_path / "bundle")
+    assert read(bundle)["explainer"]["config"]["init"] == "donor", "no paths of this machine"
+
+
+def test_a_pretrained_net_that_does_not_fit_or_cannot_be_had(tmp_path: Path, hub: Path) -> None:
+    nets.build("transformers ViT", 3).save_pretrained(tmp_path / "donor")
+    with pytest.raises(ValueError, match=r"donor do not fit VisionTransformer: cls_token is missing"):
+        _trunk(_model("timm ViT"), str(tmp_path / "donor"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty' holds no net of transformers: there is no config\.json"):
+        _trunk(_model(), str(tmp_path / "empty"))
+    weights = load_file(tmp_path / "donor" / "model.safetensors")
+    some = {name: tensor for name, tensor in weights.items() if ".layers.1." not in name and ".layer.1." not in name}
+    assert len(some) < len(weights)
+    save_file(some, tmp_path / "donor" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"donor' cannot be loaded: its file has no weights for vit\.\S*1\."):
+        _trunk(_model("transformers ViT"), str(tmp_path / "donor"))
+    with pytest.raises(ValueError, match=r"'test_vit\.r160_in1k' cannot be loaded: ") as caught:
+        _trunk(wrap(_small(), check=False), "test_vit.r160_in1k")
+    assert "\n" not in str(caught.value)
+
+
+def _trained(config: ExplainerConfig, name: str = "timm ViT") -> set[str]:
+    trunk = Explainer(_model(name), config).network.trunk
+    return {n for n, parameter in trunk.named_parameters() if parameter.requires_grad}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_blocks_are_frozen_with_the_embedding(name: str) -> None:
+    everything = _trained(ExplainerConfig(), name)
+    one, both = (_trained(ExplainerConfig(frozen_blocks=count), name) for count in (1, 2))
+    block = re.compile(r"(layers|blocks)\.(encoder_layer_)?(\d)\.")
+    assert both == {n for n in everything if not block.search(n) and re.search(r"^norm|layernorm\.|encoder\.ln\.", n)}
+    assert one == both | {n for n in everything if (found := block.search(n)) and found[3] == "1"}
+    with pytest.raises(ValueError, match="frozen_blocks is 3, but the trunk has 2 blocks"):
+        _trained(ExplainerConfig(frozen_blocks=3), name)
+
+
+def test_layers_are_frozen_by_name_and_stay_as_they_were() -> None:
+    everything = _trained(ExplainerConfig())
+    config = ExplainerConfig(frozen=["blocks.0", "*.norm1.*", "pos_embed"])  # type: ignore[arg-type]
+    assert config.frozen == ("blocks.0", "*.norm1.*", "pos_embed")
+    wanted = {n for n in everything if n.startswith("blocks.0.") or ".norm1." in n or n == "pos_embed"}
+    assert _trained(config) == everything - wanted
+    assert _trained(ExplainerConfig(train_trunk=False, frozen=("norm",))) == set()
+    explainer = Explainer(_model(), config).train()
+    before = {n: p.clone() for n, p in explainer.network.trunk.named_parameters()}
+    optimiser = torch.optim.SGD([p for p in explainer.parameters() if p.requires_grad], lr=0.1)
+    pixels = nets.images("timm ViT")
+    explainer.values(pixels, explainer.surrogate(pixels)).square().sum().backward()
+    optimiser.step()
+    after = dict(explainer.network.trunk.named_parameters())
+    assert all(torch.equal(after[n], before[n]) for n in wanted)
+    assert any(not torch.equal(after[n], before[n]) for n in everything - wanted)
+    with pytest.raises(ValueError, match="no module or parameter 'block'; it has cls_token"):
+        _trained(ExplainerConfig(frozen=("block",)))
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"frozen_blocks": -1}, "frozen_blocks is a number of blocks, got -1"),
+        ({"frozen_blocks": True}, "frozen_blocks is a number of blocks"),
+        ({"frozen": "blocks.0"}, "frozen is a list of names, got 'blocks.0'"),
+        ({"frozen": (1,)}, "frozen is a list of names"),
+        ({"frozen_blocks": 1, "trunk": "unet"}, "a U-Net has no blocks to freeze"),
+    ],
+)
+def test_what_cannot_be_frozen_is_refused(config: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        ExplainerConfig(**config)  # type: ignore[arg-type]
 
 
 def test_a_path_object_is_taken_and_kept_as_text(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Photos become the same tensors as by the libraries' own transforms, and the crop is found again."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -88,3 +89,90 @@ def test_denormalised_undoes_the_normalisation() -> None:
 def test_a_net_that_does_not_say_how_asks_for_it() -> None:
     with pytest.raises(ValueError, match="preprocess="):
         wrap(nets.build("transformers ViT"))(_photo(40, 40))
+
+
+def _array(seed: int = 0, size: tuple[int, int] = (40, 52)) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+
+
+def test_arrays_and_single_tensors_are_images() -> None:
+    model = wrap(nets.build("timm ViT"), check=False)
+    photos = [_array(seed) for seed in (0, 1)]
+    prepared = model.prepare([Image.fromarray(photo) for photo in photos])
+    for given in (photos, np.stack(photos)):
+        found = model.prepare(given)
+        assert torch.equal(found.pixels, prepared.pixels)
+        assert found.boxes is not None
+        assert torch.equal(found.boxes, prepared.boxes)
+    assert torch.equal(model.prepare(photos[1]).pixels, prepared.pixels[1:])
+    grey = photos[0][..., 0]
+    assert torch.equal(model.prepare(grey).pixels, model.prepare(Image.fromarray(grey)).pixels)
+    one, several = prepared.pixels[0], prepared.pixels
+    assert torch.equal(model.prepare(one).pixels, several[:1])
+    for array in (
+        several.numpy(),
+        several.double().numpy(),
+        several.numpy().astype(">f4"),
+        several.flip(0).numpy()[::-1],
+    ):
+        assert torch.equal(model.prepare(array).pixels, several)
+    assert torch.equal(model.prepare(one.numpy()).pixels, several[:1])
+    assert torch.equal(model(one), model(several[:1]))
+    double = wrap(nets.build("timm ViT").double(), check=False)
+    assert double.prepare(one.numpy()).pixels.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("array", "says"),
+    [
+        (np.zeros((32, 32, 3)), r"float array \[32, 32, 3\] may be in 0 to 1, in 0 to 255 or normalised"),
+        (np.zeros((2, 32, 32, 3), np.float32), r"\[2, 32, 32, 3\] may be in 0 to 1"),
+        (np.zeros((3, 32, 32), np.uint8), r"uint8 \[H, W, 3\]; the net's own input .*; got uint8 \[3, 32, 32\]"),
+        (np.zeros((3, 32, 3), np.uint8), r"got uint8 \[3, 32, 3\]"),
+        (np.zeros((3, 24, 32)), r"float \[3, 32, 32\], with or without a batch; got float64 \[3, 24, 32\]"),
+        (np.zeros((32, 32, 3), np.int64), "got int64"),
+        (np.zeros((0, 3, 32, 32)), "the batch is empty"),
+        (np.zeros((0, 0, 3), np.uint8), "got uint8"),
+        (np.zeros(()), "got float64"),
+        (np.full((3, 32, 32), np.nan), "not finite"),
+    ],
+)
+def test_arrays_that_may_be_anything_are_refused(array: np.ndarray, says: str) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
+        wrap(nets.build("timm ViT"), check=False).prepare(array)
+    assert "\n" not in str(caught.value)
+
+
+def test_photos_are_opened_one_at_a_time(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    count = 40
+    paths = [tmp_path / f"{i}.png" for i in range(count)]
+    for i, path in enumerate(paths):
+        Image.fromarray(_array(i)).save(path)
+    model = wrap(nets.build("timm ViT"), check=False)
+    model.prepare(paths[0])  # whatever is loaded once is loaded now
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = {int(name) for name in os.listdir("/dev/fd")}
+    free = [number for number in range(count + len(taken)) if number not in taken]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[count // 2], limits[1]))
+    try:
+        assert len(model.prepare(paths).pixels) == count
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("removal", ["attention", "pixels"])
+def test_nets_of_a_thousand_classes_have_names(removal: str) -> None:
+    small = {**nets.SMALL, "img_size": 32, "patch_size": 8}
+    net = timm.create_model("vit_tiny_patch16_224", **{**small, "num_classes": 1000})
+    names = wrap(net, check=False, removal=removal).class_names
+    assert names is not None
+    assert len(set(names)) == 999  # two are called crane
+    assert len(names) == 1000
+    assert names[:2] == ["tench", "goldfish"]
+    mixer = timm.create_model("resnet10t", num_classes=1000)
+    assert wrap(mixer, removal="pixels", image_size=32).class_names == names
+    assert wrap(nets.build("timm ViT"), check=False).class_names is None
+    assert wrap(net, check=False, class_names=[str(i) for i in range(1000)]).class_names == [
+        str(i) for i in range(1000)
+    ]

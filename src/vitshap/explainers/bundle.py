@@ -246,8 +246,9 @@ def _check_classifier(
 
 def _fields(config: ExplainerConfig) -> dict[str, Any]:
     fields = dataclasses.asdict(config)
-    if config.init not in weights.SOURCES:
-        fields["init"] = Path(config.init).name  # folders of this machine are nobody's business
+    here = os.path.expanduser(config.init)
+    if os.path.exists(here) or not folders.HUB_ID.fullmatch(config.init):
+        fields["init"] = Path(here).name  # folders of this machine are nobody's business
     return fields
 
 

@@ -8,20 +8,23 @@ from typing import Any
 NAMES_SHOWN = 20
 
 MEASURES = {
-    "target": "correlation with converged Shapley values, the images' own class, corrected for their reliability",
-    "others": "the same, other classes",
-    "raw_target": "correlation as it is, own class",
-    "raw_others": "the same, other classes, as it is",
+    "target": "correlation with converged Shapley values, corrected for their reliability, own class",
+    "others": "correlation with converged Shapley values, corrected for their reliability, other classes",
+    "raw_target": "correlation with converged Shapley values, not corrected, own class",
+    "raw_others": "correlation with converged Shapley values, not corrected, other classes",
     "reliability_target": "reliability of the converged values, own class",
     "reliability_others": "reliability of the converged values, other classes",
     "insertion": "insertion, area under the curve of the own class",
     "deletion": "deletion, area under the curve of the own class",
-    "others_insertion": "insertion by the values of other classes, area under theirs",
+    "others_insertion": "insertion by the values of other classes, area under the curves of these classes",
     "random_insertion": "insertion in random order",
     "random_deletion": "deletion in random order",
     "unknown_threshold": "largest probability below which no class is said to fit",
 }
-"""What the numbers of ``vitshap bench quality`` and ``unknown`` are, in words; others have names of their own."""
+"""What the numbers of ``vitshap bench quality`` and ``unknown`` are, in words; others have names of their own.
+
+Every line is understood alone: measures are listed in the order in which they were recorded. "Own class": the images'.
+"""
 
 TEMPLATE = """\
 ---

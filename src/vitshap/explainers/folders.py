@@ -26,6 +26,7 @@ FORMAT = "vitshap.explainer"
 VERSION = 1
 CONFIG, CARD = "config.json", "README.md"
 SURROGATE, EXPLAINER, CLASSIFIER = "surrogate.safetensors", "explainer.safetensors", "classifier.safetensors"
+QUALITY_LEVELS = 8
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -59,9 +60,11 @@ def find(name: str | os.PathLike[str]) -> Path:
 def read_config(folder: Path) -> dict[str, Any]:
     """The configuration of a stored explainer of a version that can be read."""
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads(_read(folder / CONFIG).decode("utf-8"))
     except FileNotFoundError as error:
         raise BundleError(f"{folder} holds no explainer: there is no {CONFIG} in it") from error
+    except RecursionError as error:
+        raise BundleError(f"{folder / CONFIG} cannot be read: its values are nested too deeply") from error
     except (OSError, ValueError) as error:
         raise BundleError(f"{folder / CONFIG} cannot be read: {one_line(error)}") from error
     kind = config.get("format") if isinstance(config, dict) else None
@@ -75,6 +78,11 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise BundleError(
             f"{folder} has format version {version}, vitshap {__version__} reads up to {VERSION}: upgrade vitshap"
         )
+    quality = config.get("quality")
+    if not isinstance(quality, dict | None) or not _is_shallow(quality, QUALITY_LEVELS):
+        raise BundleError(
+            f"{folder / CONFIG}: quality must be numbers and text by name, in at most {QUALITY_LEVELS} levels"
+        )
     return config  # type: ignore[no-any-return]
 
 
@@ -85,7 +93,7 @@ def read_tensors(folder: Path, file: str, config: dict[str, Any]) -> dict[str, T
     if not isinstance(expected, str):
         raise BundleError(f"{folder / CONFIG} has no hash of {file}")
     try:
-        data = (folder / file).read_bytes()  # once: what is hashed is what is used
+        data = _read(folder / file)  # once: what is hashed is what is used
     except OSError as error:
         raise BundleError(f"{folder / file} is missing or cannot be read: {one_line(error)}") from error
     got = hashlib.sha256(data).hexdigest()
@@ -152,6 +160,22 @@ def check_free(folder: Path, *, overwrite: bool) -> None:
 def one_line(error: BaseException) -> str:
     """What an error says, without its line breaks and indentation."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _read(path: Path) -> bytes:
+    """The bytes of a regular file, or of one that a link leads to: reading a pipe or a device might never end."""
+    if path.exists() and not path.is_file():
+        raise OSError("it is not a regular file")
+    return path.read_bytes()
+
+
+def _is_shallow(value: Any, levels: int) -> bool:
+    """Whether lists and groups are nested at most so deeply."""
+    if not isinstance(value, dict | list):
+        return True
+    return levels > 0 and all(
+        _is_shallow(item, levels - 1) for item in (value.values() if isinstance(value, dict) else value)
+    )
 
 
 def _take_place(partial: Path, final: Path) -> None:

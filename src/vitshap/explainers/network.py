@@ -9,8 +9,10 @@ The alternative is a U-Net on pixels, which needs nothing of the net but its ima
 from __future__ import annotations
 
 import copy
+import math
 import os
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal
 
 import torch
@@ -31,15 +33,23 @@ LARGEST = 8.0
 
 @dataclass(frozen=True)
 class ExplainerConfig:
-    """What the network is made of; each field is a row of the paper's ablation table."""
+    """What the network is made of, where it starts, and which of it is trained."""
 
     extra_block: bool = True
     """One more attention block between trunk and fully connected layers; a U-Net has neither."""
+    block_norm: bool = True
+    """A layer norm before the extra block's attention, and before the fully connected layers also where there is no extra
+    block. The authors have neither: false for their network and weights."""
     train_trunk: bool = True
     """Whether the trunk is trained, or only the head."""
+    frozen_blocks: int = 0
+    """The embedding and the first so many blocks of the trunk are not trained."""
+    frozen: tuple[str, ...] = ()
+    """Names of modules or parameters of the trunk that are not trained, with * for any text ("blocks.3", "*.norm1.*")."""
     init: str = "surrogate"
-    """Where the trunk's weights come from: "surrogate", "classifier", the path of a safetensors file with the state dict
-    of such a net, or "scratch". A U-Net has nothing in common with the surrogate: it starts from scratch or from a file."""
+    """Where the trunk's weights come from: "surrogate", "classifier", "scratch", the path of a safetensors file with the
+    state dict of such a net, or another pre-trained net: a name of timm, a folder or a hub id of transformers. A U-Net has
+    nothing in common with the surrogate: it starts from scratch or from a file."""
     tanh: bool = True
     """Bound the values before normalisation, as the paper does."""
     output_scale: float = 1.0
@@ -56,6 +66,15 @@ class ExplainerConfig:
     def __post_init__(self) -> None:
         """Paths become text, so that a configuration can be written as JSON."""
         object.__setattr__(self, "init", os.fspath(self.init))
+        if not isinstance(self.output_scale, int | float) or not 0 < self.output_scale < math.inf:
+            raise ValueError(f"output_scale is a positive number, got {self.output_scale!r}")
+        if isinstance(self.frozen_blocks, bool) or not isinstance(self.frozen_blocks, int) or self.frozen_blocks < 0:
+            raise ValueError(f"frozen_blocks is a number of blocks, got {self.frozen_blocks!r}")
+        if isinstance(self.frozen, str) or not all(isinstance(name, str) for name in self.frozen):
+            raise ValueError(f"frozen is a list of names, got {self.frozen!r}")
+        object.__setattr__(self, "frozen", tuple(self.frozen))
+        if self.trunk == "unet" and self.frozen_blocks:
+            raise ValueError("a U-Net has no blocks to freeze: set frozen_blocks to 0, or name modules in frozen")
         if self.trunk not in ("own", "unet"):
             raise ValueError(f'trunk is "own" or "unet"; got {self.trunk!r}')
         for name in ("magnitudes", "profiles"):
@@ -115,15 +134,17 @@ class ExplainerNetwork(nn.Module):
                 f'{type(self.trunk).__name__} lends no trunk to an explainer: use ExplainerConfig(trunk="unet")'
             ) from error
         width, read = weights.probe(self.trunk, self.adapter)
-        weights.start(self.trunk, config.init, read, classifier)
+        weights.start(self.trunk, self.adapter, config.init, read, classifier)
         # The trunk's own classification head gets no gradient: it is left out of training.
+        trained = read - self._frozen() if config.train_trunk else set()
         for name, parameter in self.trunk.named_parameters():
-            parameter.requires_grad_(config.train_trunk and name in read)
+            parameter.requires_grad_(name in trained)
         self.head: nn.Module = Head(
             width,
             _heads(width),
             model.num_classes,
             extra_block=config.extra_block,
+            block_norm=config.block_norm,
             magnitudes=config.magnitudes,
             bumps=even_shares(model.num_players) if config.profiles else None,
         ).to(net_device_dtype(self.trunk)[1])
@@ -131,9 +152,31 @@ class ExplainerNetwork(nn.Module):
     def _build_unet(self, model: MaskedModel) -> None:
         unet = UNet(model.adapter.channels, model.image_size, model.grid)
         if self.config.init not in ("scratch", "surrogate"):
-            weights.start(unet, self.config.init, set(unet.state_dict()), None)
-        self.trunk = unet.to(model.device).requires_grad_(self.config.train_trunk)
+            weights.start(unet, None, self.config.init, set(unet.state_dict()))
+        self.trunk = unet.to(model.device)
+        frozen = self._frozen()
+        for name, parameter in unet.named_parameters():
+            parameter.requires_grad_(self.config.train_trunk and name not in frozen)
         self.head = nn.Linear(unet.width, model.num_classes)
+
+    def _frozen(self) -> set[str]:
+        """Names of the trunk's parameters that ``frozen_blocks`` and ``frozen`` exclude from training."""
+        names, frozen = [name for name, _ in self.trunk.named_parameters()], set[str]()
+        if (count := self.config.frozen_blocks) and self.adapter is not None:
+            blocks = self.adapter.blocks
+            if count > len(blocks):
+                raise ValueError(f"frozen_blocks is {count}, but the trunk has {len(blocks)} blocks")
+            # What comes before the blocks: all that is neither in a later block nor in the final norm.
+            later = {id(p) for module in (*blocks[count:], self.adapter.final_norm) for p in module.parameters()}
+            frozen |= {name for name, parameter in self.trunk.named_parameters() if id(parameter) not in later}
+        for pattern in self.config.frozen:
+            found = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
+            if not found:
+                raise ValueError(
+                    f"frozen: the trunk has no module or parameter {pattern!r}; it has {', '.join(names[:3])}, ..."
+                )
+            frozen |= found
+        return frozen
 
 
 class Head(nn.Module):
@@ -146,19 +189,20 @@ class Head(nn.Module):
         num_classes: int,
         *,
         extra_block: bool = True,
+        block_norm: bool = True,
         magnitudes: bool = False,
         bumps: Tensor | None = None,
     ) -> None:
-        """``heads`` of the attention block; ``magnitudes``: see ``ExplainerConfig``; ``bumps``: the shares ``[J]`` that
-        profiles begin with, None for no profiles."""
+        """``heads`` of the attention block; ``block_norm``, ``magnitudes``: see ``ExplainerConfig``; ``bumps``: the shares
+        ``[J]`` that profiles begin with, None for no profiles."""
         super().__init__()
         self.magnitudes = _of_image(width, torch.zeros(num_classes)) if magnitudes else None
         self.profiles = None
         if bumps is not None:
             self.profiles = _of_image(width, bumps.float().log()[:, None].expand(-1, num_classes))
-        self.block = AttentionBlock(width, heads) if extra_block else nn.Identity()
+        self.block = AttentionBlock(width, heads, norm=block_norm) if extra_block else nn.Identity()
         self.layers = nn.Sequential(
-            nn.LayerNorm(width),
+            nn.LayerNorm(width) if extra_block or block_norm else nn.Identity(),
             nn.Linear(width, 4 * width),
             nn.GELU(),
             nn.Linear(4 * width, 4 * width),
@@ -180,13 +224,14 @@ class Head(nn.Module):
 
 
 class AttentionBlock(nn.Module):
-    """A plain pre-norm transformer block."""
+    """A plain pre-norm transformer block, or one without the norm before its attention."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, norm: bool = True) -> None:
         """``width`` must be a multiple of ``heads``."""
         super().__init__()
         self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.norm1 = nn.LayerNorm(width) if norm else nn.Identity()
+        self.norm2 = nn.LayerNorm(width)
         self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 

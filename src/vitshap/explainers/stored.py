@@ -13,9 +13,12 @@ from torch import Tensor, nn
 
 from vitshap.explainers.folders import BundleError, one_line, read_tensors
 from vitshap.models import MaskedModel, Preprocess, wrap
-from vitshap.models.architecture import build, describe
+from vitshap.models.architecture import build, describe, shapes
 from vitshap.models.base import fingerprint, unwrapped
 from vitshap.players import patches
+
+MOST_PIXELS = 1 << 24
+"""Of the images that a stored net takes; its first answer, v(0), is asked for when it is loaded."""
 
 
 def describe_model(model: MaskedModel) -> dict[str, Any]:
@@ -52,22 +55,49 @@ def describe_model(model: MaskedModel) -> dict[str, Any]:
 def rebuild_model(folder: Path, file: str, entry: dict[str, Any], config: dict[str, Any]) -> MaskedModel:
     """The wrapped net that ``describe_model`` described, with the weights of ``file``."""
     tensors = read_tensors(folder, file, config)
+    # Before anything of that size is built: a description may claim any size, the tensors are there.
+    check_fit(shapes(entry["net"], most_blocks=len(tensors)), tensors, set(), folder / file)
+    given = entry["wrap"]
+    height, width = given["image_size"]
+    if height * width > MOST_PIXELS:
+        raise BundleError(
+            f"{folder} is for images of {height} x {width} pixels: more than {MOST_PIXELS:,} are not read"
+        )
     net = build(entry["net"]).eval()
     fill(net, tensors, set(), folder / file)
-    given = entry["wrap"]
     model = wrap(
         net,
         output=given["output"],
         removal=given["removal"],
-        image_size=tuple(given["image_size"]),
-        players="patch" if given["players"] == "patch" else torch.tensor(given["players"]),
+        image_size=(height, width),
+        players=_players(given["players"]),
         check=False,  # it was checked when it was wrapped first
     )
     # Not by wrap, for which None means what the net itself says.
-    model.class_names = given["class_names"]
+    model.class_names = _class_names(given["class_names"], model.num_classes, folder)
     fields = given["preprocess"]
     model.preprocess = None if fields is None else Preprocess(**tuples(fields))
+    if model.preprocess is not None and model.preprocess.size != model.image_size:
+        raise BundleError(f"{folder} prepares photos of {model.preprocess.size} pixels for a net of {model.image_size}")
     return model
+
+
+def _players(given: Any) -> Any:
+    if given == "patch":
+        return given
+    labels = torch.tensor(given)
+    if int(labels.max()) >= labels.numel():  # before anything is allocated for that many
+        raise BundleError(f"the label map has {labels.numel()} patches and a player {int(labels.max())}")
+    return labels
+
+
+def _class_names(given: Any, count: int, folder: Path) -> list[str] | None:
+    if given is None:
+        return None
+    if not isinstance(given, list) or len(given) != count or not all(isinstance(name, str) for name in given):
+        many = f"{len(given)} entries" if isinstance(given, list) else type(given).__name__
+        raise BundleError(f"class_names of {folder} must be {count} names, one per output; got {many}")
+    return given
 
 
 def copied(module: nn.Module, state: Mapping[str, Tensor] | None = None, *, half: bool) -> dict[str, Tensor]:
@@ -89,18 +119,23 @@ def copied(module: nn.Module, state: Mapping[str, Tensor] | None = None, *, half
 
 def fill(module: nn.Module, tensors: dict[str, Tensor], may_lack: set[str], file: Path) -> None:
     """Load ``tensors`` into ``module``; every name and shape must fit."""
-    own = module.state_dict()
+    own = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
+    check_fit(own, tensors, may_lack, file)
+    module.load_state_dict(tensors, strict=False)
+
+
+def check_fit(own: Mapping[str, list[int]], tensors: Mapping[str, Tensor], may_lack: set[str], file: Path) -> None:
+    """Compare ``tensors`` with the shapes that a net has, name by name."""
     problems = [f"{name} is unexpected" for name in tensors if name not in own]
     problems += [f"{name} is missing" for name in own if name not in tensors and name not in may_lack]
     problems += [
-        f"{name} is {list(tensors[name].shape)}, not {list(tensor.shape)}"
-        for name, tensor in own.items()
-        if name in tensors and tensors[name].shape != tensor.shape
+        f"{name} is {list(tensors[name].shape)}, not {shape}"
+        for name, shape in own.items()
+        if name in tensors and list(tensors[name].shape) != shape
     ]
     if problems:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise BundleError(f"the tensors of {file} do not fit the net that is described: {problems[0]}{more}")
-    module.load_state_dict(tensors, strict=False)
 
 
 def fingerprint_as_loaded(net: nn.Module, stored: Mapping[str, Tensor]) -> str:

@@ -12,7 +12,6 @@ import torch
 
 from vitshap.data import ImageData
 from vitshap.models import MaskedModel
-from vitshap.models.base import unwrapped
 
 
 def load_model(name: str, weights: str | None = None) -> tuple[MaskedModel, tuple[str, ...]]:
@@ -34,7 +33,7 @@ def load_model(name: str, weights: str | None = None) -> tuple[MaskedModel, tupl
             model = build_model(ModelSettings(name=name, weights=weights), nobody, keep_head=True)
         except ValueError as error:
             raise ValueError(_in_our_words(str(error))) from error
-    model.class_names = model.adapter.class_names() or _imagenet_names(model)
+    model.class_names = model.adapter.class_names()
     return model, tuple(dict.fromkeys(_text(one) for one in caught if _concerns(one, name)))
 
 
@@ -52,8 +51,8 @@ def _channels(name: str) -> int:
     """1 for transformers' nets of grey images, else 3."""
     file = Path(os.path.expanduser(name)) / "config.json"
     try:
-        said = json.loads(file.read_text()).get("num_channels")
-    except (OSError, ValueError, AttributeError):
+        said = json.loads(file.read_text()).get("num_channels") if file.is_file() else None
+    except (OSError, ValueError, AttributeError, RecursionError):
         return 3
     return said if said in (1, 3) else 3
 
@@ -62,16 +61,3 @@ def _in_our_words(message: str) -> str:
     """The training's settings under the names of this command's options."""
     message = re.sub(r"give a file with --set .*", "give a file with --weights", message)
     return message.replace("model.weights", "--weights")
-
-
-def _imagenet_names(model: MaskedModel) -> list[str] | None:
-    """timm's nets of 1,000 classes are ImageNet's; timm knows what they are called."""
-    net = unwrapped(model.net)
-    if model.num_classes != 1000 or not type(net).__module__.startswith("timm."):
-        return None
-    from timm.data import ImageNetInfo
-
-    info = ImageNetInfo()
-    whole = [str(info.index_to_description(index)) for index in range(1000)]  # "tench, Tinca tinca"
-    short = [name.partition(",")[0] for name in whole]
-    return [first if short.count(first) == 1 else name for first, name in zip(short, whole, strict=True)]

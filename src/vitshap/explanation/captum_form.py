@@ -76,6 +76,8 @@ class InputShaped:
 def _attribute(explain: _Explains, images: Tensor, target: CaptumTarget) -> Tensor:
     if not isinstance(images, Tensor):
         raise TypeError(f"inputs are a tensor [B, C, H, W], as the result has their shape; got {type(images).__name__}")
+    if images.ndim != 4:
+        raise ValueError(f"inputs are [B, C, H, W], as the result has their shape; got {list(images.shape)}")
     images = images.detach()
     explanation = explain(images, target=_one_class(target, len(images)))
     channels, *size = images.shape[1:]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vitshap.models.base import Adapter, CannotMask, evaluating, net_device_dtype, pair
 from vitshap.models.preprocess import Preprocess
+from vitshap.models.timm import imagenet_names
 
 CELL = 16
 """Side of a patch in pixels where the net has none of its own."""
@@ -39,6 +40,9 @@ class AnyNet(Adapter):
         with torch.no_grad(), evaluating(self.net):
             blank = torch.zeros(1, self.channels, *self.image_size, device=device, dtype=dtype)
             return self.predict(blank).shape[1]
+
+    def class_names(self) -> list[str] | None:
+        return imagenet_names(self.net) if type(self.net).__module__.startswith("timm.") else None
 
     def preprocess(self) -> Preprocess | None:
         if type(self.net).__module__.startswith("timm."):

@@ -24,6 +24,8 @@ LABELS = ("id2label", "label2id", "problem_type")
 """Of what all transformers configurations have, only this belongs to the net; the rest changes from release to release."""
 ATTENTIONS = ("sdpa", "eager")
 """Other kinds of attention are installed apart or fetched from a hub."""
+DEPTHS = ("num_hidden_layers", "depth", "num_layers")
+"""What the libraries call the number of blocks."""
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 TIMM_ARGUMENTS: dict[str, Callable[[Any], Any]] = {
@@ -87,6 +89,19 @@ def build(description: dict[str, Any], /) -> nn.Module:
             raise ValueError(f"attention is one of {', '.join(ATTENTIONS)}; got {description['attention']!r}")
         net.config._attn_implementation = description["attention"]  # type: ignore[union-attr]
     return net.to(getattr(torch, dtype))
+
+
+def shapes(description: dict[str, Any], /, *, most_blocks: int) -> dict[str, list[int]]:
+    """Shapes of the tensors that a described net has, by name, without memory for them.
+
+    ``ValueError`` where more than ``most_blocks`` blocks are described, before a module is made.
+    """
+    for key in DEPTHS:
+        depth = description["arguments"].get(key, 0)
+        if isinstance(depth, int | float) and depth > most_blocks:
+            raise ValueError(f"{key} is {depth}, but there are {most_blocks} tensors")
+    net = _without_weights(lambda: build(description))
+    return {name: list(tensor.shape) for name, tensor in net.state_dict().items()}
 
 
 def _describe_transformers(net: Any) -> dict[str, Any]:

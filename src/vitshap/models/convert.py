@@ -1,4 +1,4 @@
-"""From timm's plain vision transformer to the equal net of transformers.
+"""From timm's plain vision transformer to the equal net of transformers, and from the authors' names to timm's.
 
 What is shipped must load with the core dependencies, and timm is not one of them. The two libraries write the same network
 differently: timm keeps query, key and value in one matrix, transformers in three. Only the weights move; whatever
@@ -47,6 +47,19 @@ def as_transformers(
     state = {name: tensor.detach().clone() for name, tensor in _weights(plain, config.qkv_bias)}
     converted.load_state_dict(state, assign=True)
     return converted.train(plain.training)
+
+
+def convert_authors_net(state: Mapping[str, Tensor], /) -> dict[str, Tensor]:
+    """The authors' classifier, surrogate or masked classifier (their names of tensors) as the state of timm's ViT."""
+    found = {}
+    for name, tensor in state.items():
+        plain = name.removeprefix("backbone.")
+        if plain == name and name not in ("head.weight", "head.bias"):
+            raise ValueError(f"{name} is no tensor of the authors' classifier or surrogate")
+        found[plain] = tensor
+    if "head.weight" not in found:
+        raise ValueError("there is no head.weight: this is no classifier or surrogate of the authors")
+    return found
 
 
 def _obstacles(net: Any) -> Iterator[str]:

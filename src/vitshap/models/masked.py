@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -16,14 +17,15 @@ from vitshap.models import removal as ways
 from vitshap.models.base import Adapter, evaluating, fingerprint, net_device_dtype, unwrapped
 from vitshap.models.chunks import evaluate_rows, token_budget
 from vitshap.models.packed import EncodePacked, encode_packed
-from vitshap.models.preprocess import Preprocess, is_photo, open_image
+from vitshap.models.preprocess import Preprocess, from_array, is_photo, open_image
 from vitshap.players import Players, PlayersLike, resolve
 from vitshap.shapiq_games import ShapiqGame, as_shapiq
 
 Output: TypeAlias = Literal["softmax", "sigmoid", "identity"]
 Evaluation: TypeAlias = Literal["packed", "full", "explicit"]
-Photo: TypeAlias = str | PathLike[str] | Image.Image
+Photo: TypeAlias = str | PathLike[str] | Image.Image | np.ndarray
 Images: TypeAlias = Tensor | Photo | Sequence[Photo]
+"""Tensors and float arrays are the net's input; PIL images, paths and uint8 arrays ``[H, W, 3]`` are photos."""
 
 
 PER_COALITION = 4
@@ -187,30 +189,40 @@ class MaskedModel(nn.Module):
     def prepare(self, images: Images, /, *, finite: bool = True) -> Prepared:
         """The net's input: tensors are checked and never altered, PIL images and paths go through ``preprocess``.
 
-        ``finite=False`` leaves out ``check_finite``, for which a GPU has to be waited for.
+        So do uint8 arrays ``[H, W, 3]``; float arrays are the net's input, ``[3, H, W]`` or ``[B, 3, H, W]``. One image
+        may come without a batch. ``finite=False`` leaves out ``check_finite``, for which a GPU has to be waited for.
         """
+        if isinstance(images, np.ndarray) and not is_photo(images):
+            images = from_array(images, self.adapter.channels, self.image_size)
+            if isinstance(images, Tensor):
+                images = images.to(*net_device_dtype(self.net))
         if isinstance(images, Tensor):
+            if list(images.shape) == [self.adapter.channels, *self.image_size]:
+                images = images[None]
             self._check_pixels(images)
             if finite:
                 check_finite(images)
             return Prepared(images, None)
         if not is_photo(images):
-            raise TypeError(f"images are a tensor, or PIL images or paths, one or a list; got {_said(images)}")
+            raise TypeError(
+                f"images are a tensor or an array, or PIL images or paths, one or a list; got {_said(images)}"
+            )
         if self.preprocess is None:
             raise ValueError(
                 "this net does not say how to prepare photos: give wrap(..., preprocess=...) a function from a PIL image "
                 "to a tensor, a transformers image processor, or a vitshap.models.Preprocess"
             )
-        sources = [images] if isinstance(images, str | PathLike | Image.Image) else list(images)
-        photos = [open_image(source) for source in sources]
-        device, dtype = net_device_dtype(self.net)
-        pixels = torch.stack([self.preprocess(photo) for photo in photos]).to(device, dtype)
+        sources = list(images) if isinstance(images, Sequence) and not isinstance(images, str) else [images]
+        rows, boxes = [], []
+        for source in sources:
+            with open_image(source) as photo:  # one file at a time
+                rows.append(self.preprocess(photo))
+                if isinstance(self.preprocess, Preprocess):
+                    boxes.append(self.preprocess.box(photo))
+        pixels = torch.stack(rows).to(*net_device_dtype(self.net))
         self._check_pixels(pixels)
         check_finite(pixels)
-        boxes = None
-        if isinstance(self.preprocess, Preprocess):
-            boxes = torch.tensor([self.preprocess.box(photo) for photo in photos])
-        return Prepared(pixels, boxes)
+        return Prepared(pixels, torch.tensor(boxes) if boxes else None)
 
     def fingerprint(self) -> str:
         """SHA-256 of the net's weights and buffers, their names and types: what a stored truth or bundle belongs to."""

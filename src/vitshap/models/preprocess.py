@@ -7,7 +7,8 @@ explanations can be drawn back onto the original image (``box``). Results equal 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -48,6 +49,12 @@ class Preprocess:
             raise ValueError(f"interpolation is one of {sorted(_RESAMPLE)}, got {self.interpolation!r}")
         if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
             raise ValueError(f"mean and std have 1 or 3 channels, got {len(self.mean)} and {len(self.std)}")
+        if not all(map(math.isfinite, (*self.mean, *self.std))) or 0 in self.std:
+            raise ValueError(f"mean and std are finite, and std is not 0; got {self.mean} and {self.std}")
+        for name in ("size", "resize"):
+            sides = getattr(self, name)
+            if len(sides) != 2 or any(not isinstance(side, int) or side < 1 for side in sides):
+                raise ValueError(f"{name} is a height and a width in pixels, got {sides}")
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Pixels ``[C, H, W]``, float32."""
@@ -128,16 +135,41 @@ class Preprocess:
         return cls(size, resize, mean, std, name, squash)
 
 
-def open_image(source: str | PathLike[str] | Image.Image) -> Image.Image:
-    """A PIL image from a path, or the image itself."""
-    return source if isinstance(source, Image.Image) else Image.open(source)
+@contextmanager
+def open_image(source: str | PathLike[str] | Image.Image | np.ndarray) -> Iterator[Image.Image]:
+    """A PIL image from a path or an array, or the image itself; what was opened here is closed afterwards."""
+    if isinstance(source, Image.Image):
+        yield source
+        return
+    with Image.fromarray(source) if isinstance(source, np.ndarray) else Image.open(source) as opened:
+        yield opened
 
 
 def is_photo(source: object) -> bool:
-    """Whether this is a PIL image or a path, or a sequence of them, and so needs preprocessing."""
+    """Whether this needs preprocessing: a PIL image, a path, a uint8 array ``[H, W]`` or ``[H, W, 3 or 4]``, or a
+    sequence of them."""
     if isinstance(source, Image.Image | str | PathLike):
         return True
+    if isinstance(source, np.ndarray):
+        coloured = source.ndim == 3 and source.shape[2] in (3, 4) and source.shape[0] > 4  # not [3, H, W]
+        return source.dtype == np.uint8 and source.size > 0 and (source.ndim == 2 or coloured)
     return isinstance(source, Sequence) and len(source) > 0 and all(is_photo(item) for item in source)
+
+
+def from_array(array: np.ndarray, channels: int, size: tuple[int, int]) -> Tensor | list[np.ndarray]:
+    """An array that is no single photo: floats ``[(B,) C, H, W]`` are a net's input, uint8 ``[B, H, W, 3]`` photos."""
+    net_input = f"the net's own input is float {[channels, *size]}, with or without a batch"
+    if array.dtype == np.uint8 and array.ndim == 4 and len(array) and is_photo(array[0]):
+        return list(array)
+    if np.issubdtype(array.dtype, np.floating):
+        if list(array.shape[-3:]) == [channels, *size]:
+            return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
+        if array.ndim in (3, 4) and array.shape[-1] in (1, 3):
+            raise ValueError(
+                f"a float array {list(array.shape)} may be in 0 to 1, in 0 to 255 or normalised: give a photo as uint8 "
+                f"[H, W, 3]; {net_input}"
+            )
+    raise ValueError(f"an array is a photo, uint8 [H, W, 3]; {net_input}; got {array.dtype} {list(array.shape)}")
 
 
 def eight_bit(image: Image.Image, *, channels: int = 3) -> Image.Image:

@@ -13,6 +13,8 @@ from vitshap.models.attention import AttentionOverride, KeysOnly
 from vitshap.models.base import Adapter, CannotMask, attributes_set, masked_max, masked_mean, pair
 from vitshap.models.preprocess import Preprocess
 
+IMAGENET = 1000
+
 
 def adapter_for(net: Any, image_size: tuple[int, int] | None) -> Adapter:
     """The adapter for a timm net, or ``CannotMask``."""
@@ -24,6 +26,18 @@ def adapter_for(net: Any, image_size: tuple[int, int] | None) -> Adapter:
     if isinstance(net, VisionTransformer):
         return TimmViT(net, image_size)
     raise CannotMask(net, "it is not a plain vision transformer, so its layers mix patches before or besides attention")
+
+
+def imagenet_names(net: Any) -> list[str] | None:
+    """timm's nets of 1,000 classes are ImageNet's, and timm knows what these are called; None for other nets."""
+    if getattr(net, "num_classes", None) != IMAGENET:
+        return None
+    from timm.data import ImageNetInfo
+
+    info = ImageNetInfo()
+    whole = [str(info.index_to_description(index)) for index in range(IMAGENET)]  # "tench, Tinca tinca"
+    short = [name.partition(",")[0] for name in whole]
+    return [first if short.count(first) == 1 else name for first, name in zip(short, whole, strict=True)]
 
 
 class TimmViT(Adapter):
@@ -112,6 +126,9 @@ class TimmViT(Adapter):
         # Any of timm's poolings of equal tokens gives that token.
         logits = net.forward_head(pooled[:, None].expand(-1, self.prefix + 1, -1))
         return logits
+
+    def class_names(self) -> list[str] | None:
+        return imagenet_names(self._net)
 
     def preprocess(self) -> Preprocess | None:
         return Preprocess.from_timm(self._net, self.image_size)

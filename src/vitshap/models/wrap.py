@@ -40,7 +40,8 @@ def wrap(
             With ``removal="pixels"`` or ``"random"`` any net from images to logits.
         preprocess: how photos become the net's input: a function from a PIL image to a tensor, a transformers image
             processor, or ``vitshap.models.Preprocess``. Default: what timm's data configuration says.
-        class_names: one name per output. Default: the names in the net's configuration.
+        class_names: one name per output. Default: the names in the net's configuration,
+            and ImageNet's for timm's nets of 1,000 classes.
         output: what turns logits into values: "softmax", "sigmoid" (multi-label, or one logit), "identity"
             (regression). "auto": what the net's configuration says, else "sigmoid" for one logit and "softmax" for more.
         image_size: for nets that take images of several sizes.

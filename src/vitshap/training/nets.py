@@ -149,24 +149,25 @@ def _transformers(
     labels = {} if keep_head else _labels(names)
     place = os.path.expanduser(settings.name)
     try:
-        config = AutoConfig.from_pretrained(place, **labels)
+        config = AutoConfig.from_pretrained(place, trust_remote_code=False, **labels)
         if settings.pretrained:
             net, loaded = AutoModelForImageClassification.from_pretrained(
                 place,
                 config=config,
+                trust_remote_code=False,
                 ignore_mismatched_sizes=True,
                 use_safetensors=True,
                 output_loading_info=True,
             )
             _require_weights(net, loaded, keep_head)
         else:
-            net = AutoModelForImageClassification.from_config(config)
+            net = AutoModelForImageClassification.from_config(config, trust_remote_code=False)
         side = settings.image_size
         preprocess = _processor(settings.name, (side, side) if side else None, _pair(config.image_size))
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ValueError(
-            f"the model {settings.name!r} cannot be loaded with transformers: {one_line(error)}"
-        ) from error
+        own_code = "trust_remote_code" in str(error)
+        why = "it needs Python code of its own, which is never run" if own_code else one_line(error)
+        raise ValueError(f"the model {settings.name!r} cannot be loaded with transformers: {why}") from error
     if getattr(config, "num_channels", data.channels) != data.channels:
         raise ValueError(
             f"{settings.name} takes {config.num_channels} channels: --set data.channels={config.num_channels}"
