@@ -65,7 +65,7 @@ def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_what_the_package_reads(wheel: Path) -> None:
     source = ROOT / "src" / "vitshap"
-    read = {path for kind in ("yaml", "html", "css", "js", "typed") for path in source.rglob(f"*.{kind}")}
+    read = {path for kind in ("yaml", "txt", "html", "css", "js", "typed") for path in source.rglob(f"*.{kind}")}
     read |= {path for name in bundle.shipped() for path in (source / "bundles" / name).iterdir() if path.is_file()}
     read |= set(source.rglob("*.py"))
     names = set(zipfile.ZipFile(wheel).namelist())

@@ -62,6 +62,7 @@ def test_areas_of_an_untrained_explainer_are_near_those_of_chance(explainer: Exp
     assert found["insertion"] == pytest.approx(found["random_insertion"], abs=0.15)
 
 
+@pytest.mark.filterwarnings("ignore:.*(validation|test) images")
 def test_other_classes_are_refused(explainer: Explainer, tmp_path: Path) -> None:
     from PIL import Image
 

@@ -1,6 +1,7 @@
 """Archives: unpacked once, whole or not at all, never outside of their folder."""
 
 import io
+import os
 import tarfile
 import zipfile
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.data import trees
-from vitshap.data import load_data
+from vitshap.data import archives, load_data, read_image
 from vitshap.data.archives import unpacked
 
 
@@ -110,3 +111,52 @@ def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="name a cache folder"):
             load_data(tmp_path / "set.zip", cache=cache)
     assert not list((tmp_path / "sealed").iterdir())
+
+
+def test_an_archive_replaced_by_another_of_the_same_size_and_date_is_unpacked_again(tmp_path: Path) -> None:
+    archive = tmp_path / "set.tar"
+    for brightness in (10, 200):
+        folder = tmp_path / str(brightness)
+        for name in ("a", "b"):
+            (folder / name).mkdir(parents=True)
+            for i in range(5):  # 10 to 19, 200 to 209
+                grey = brightness + i + 5 * (name == "b")
+                (folder / name / f"{i}.pgm").write_bytes(b"P5 2 2 255\n" + bytes([grey] * 4))
+        with tarfile.open(archive, "w") as tape:
+            tape.add(folder, arcname=".", filter=_undated)
+        os.utime(archive, ns=(10**18, 10**18))
+        (image, *_) = sorted(unpacked(archive).rglob("*.pgm"))
+        assert read_image(image, channels=1).getpixel((0, 0)) == brightness
+
+
+def _undated(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.mtime = 0
+    return member
+
+
+@pytest.mark.parametrize("kind", ["zip", "tgz"])
+def test_a_small_archive_that_unpacks_to_much_is_refused_unless_it_is_allowed(tmp_path: Path, kind: str) -> None:
+    archive, size = tmp_path / f"bomb.{kind}", archives.LEAST_BYTES + 1
+    if kind == "zip":
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+            packed.writestr("a/1.bmp", bytes(size))
+    else:
+        with tarfile.open(archive, "w:gz") as tape:
+            info = tarfile.TarInfo("a/1.bmp")
+            info.size = size
+            tape.addfile(info, io.BytesIO(bytes(size)))
+    with pytest.raises(ValueError, match=r"unpacks to more than 0\.0625 GiB.*--set data\.unpack_limit=GIB"):
+        load_data(archive)
+    assert [item.name for item in tmp_path.iterdir()] == [archive.name]
+    assert (unpacked(archive, limit=2 * size) / "a/1.bmp").stat().st_size == size
+
+
+def test_files_without_content_count_too(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(archives, "LEAST_BYTES", 10_000)
+    monkeypatch.setattr(archives, "MOST_TIMES", 1)
+    archive = tmp_path / "many.zip"
+    with zipfile.ZipFile(archive, "w") as packed:
+        for i in range(100):
+            packed.writestr(f"{i}.png", b"")  # 100 files in 11 kB
+    with pytest.raises(ValueError, match="unpacks to more than"):
+        unpacked(archive)

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -82,12 +83,64 @@ def test_crops_are_distributed_as_torchvisions(height: int, width: int) -> None:
     n, image = 4000, torch.empty(1, height, width)
     theirs = torch.tensor([RandomResizedCrop.get_params(image, [0.8, 1.2], [3 / 4, 4 / 3]) for _ in range(n)]).double()
     theirs = theirs[:, [1, 0, 3, 2]] / torch.tensor([width, height, width, height])  # left, top, width, height
-    ours = torch.stack(Augmentation().crops(_numbers(n), height, width), 1)
-    assert (ours >= 0).all()
-    assert (ours[:, :2] + ours[:, 2:] <= 1 + 1e-12).all()
-    for column in range(4):
-        low = torch.stack([ours[:, column], theirs[:, column]]).sort(1).values
-        assert (low[0] - low[1]).abs().mean() < 0.01  # the distance of the two distributions, in shares of the side
+    for whole_pixels in (False, True):
+        ours = torch.stack(Augmentation(whole_pixels=whole_pixels).crops(_numbers(n), height, width), 1)
+        assert (ours >= 0).all()
+        assert (ours[:, :2] + ours[:, 2:] <= 1 + 1e-12).all()
+        for column in range(4):
+            low = torch.stack([ours[:, column], theirs[:, column]]).sort(1).values
+            assert (low[0] - low[1]).abs().mean() < 0.01  # the distance of the two distributions, in shares of the side
+    pixels = ours * torch.tensor([width, height, width, height])
+    torch.testing.assert_close(pixels, pixels.round(), rtol=0, atol=1e-9)
+
+
+def test_as_many_images_are_left_whole_as_by_the_authors() -> None:
+    """11.6 % of 256-pixel squares, for crops of whole pixels; 12.7 % by the rule for any crops."""
+    n = 60_000
+    for whole_pixels, expected in ((True, 0.116), (False, 0.127)):
+        _, _, wide, high = Augmentation(whole_pixels=whole_pixels).crops(_numbers(n), 256, 256)
+        assert float(((wide == 1) & (high == 1)).double().mean()) == pytest.approx(expected, abs=0.004)
+
+
+def test_crops_come_from_all_of_a_larger_image() -> None:
+    side, seen = 32, 28
+    x = ((torch.arange(side) + 0.5) / side).expand(400, 1, side, side)  # every pixel says how far right it is
+    how = Augmentation(horizontal_flip=0, vertical_flip=0, jitter=0)
+    made = how(x, torch.arange(400), seed=0, epoch=0, size=(seen, seen), **PLAIN)
+    assert made.shape == (400, 1, seen, seen)
+    left, _, wide, _ = (part.float() for part in how.crops(_numbers(400), side, side))
+    expected = left[:, None] + wide[:, None] * (torch.arange(seen) + 0.5) / seen
+    torch.testing.assert_close(made[:, 0, 0, 1:-1], expected[:, 1:-1], rtol=0, atol=1e-5)
+    margin = (side - seen) / 2 / side
+    assert float(made.min()) < margin / 2, "also from the margin, which the centre crop leaves out"
+    assert float(made.max()) > 1 - margin / 2
+
+
+def test_the_four_colour_steps_come_in_an_order_of_each_images_own() -> None:
+    """Brightness and contrast do not commute: both orders of the two occur, as often as each other."""
+    n = 2000
+    images = _images(1).expand(n, -1, -1, -1)
+    how = Augmentation(
+        **WHOLE, horizontal_flip=0, vertical_flip=0, jitter=1, saturation=0, hue=0, jitter_order="random"
+    )
+    made = how(images, torch.arange(n), seed=0, epoch=0, **PLAIN)
+    alone = how(images[:1], torch.tensor([7]), seed=0, epoch=0, **PLAIN)
+    torch.testing.assert_close(alone[0], made[7])
+    change = (2 * _numbers(n)[:, [3, 4]] - 1).float() * 0.2
+    brightness, contrast = change[:, 0, None, None, None], change[:, 1, None, None, None]
+
+    def contrasted(given: torch.Tensor) -> torch.Tensor:
+        return _blended(given, _grey(given).mean((-2, -1), keepdim=True), contrast)
+
+    first = contrasted((images * (1 + brightness)).clamp(0, 1))
+    second = (contrasted(images) * (1 + brightness)).clamp(0, 1)
+    is_first, is_second = ((made - other).abs().amax((1, 2, 3)) < 1e-5 for other in (first, second))
+    assert (is_first | is_second).all()
+    assert float((is_first & ~is_second).double().mean()) == pytest.approx(
+        float((is_second & ~is_first).double().mean()), abs=0.06
+    )
+    fixed = replace(how, jitter_order="fixed")(images, torch.arange(n), seed=0, epoch=0, **PLAIN)
+    torch.testing.assert_close(fixed, first, rtol=0, atol=1e-5)
 
 
 def test_a_crop_is_the_part_of_the_image_that_it_says() -> None:

@@ -1,6 +1,9 @@
 """Images of every mode against what they show."""
 
 import io
+import os
+import threading
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -121,3 +124,26 @@ def test_a_data_set_reads_files_when_asked(tmp_path: Path) -> None:
     assert len(list(data)) == 3
     with pytest.raises(IndexError, match="index 3 of 3"):
         data[3]
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.png"
+    os.mkfifo(pipe)
+    # Whoever waits for a pipe that nobody writes to waits for ever: this one is ended then.
+    ended = threading.Timer(20, lambda: os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)))
+    ended.start()
+    try:
+        with pytest.raises(UnreadableImage, match=r"pipe\.png is not a regular file"):
+            read_image(pipe)
+    finally:
+        ended.cancel()
+
+
+def test_a_decompression_bomb_is_an_unreadable_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture(0, height=60, width=60).save(tmp_path / "large.png")
+    for limit, kind in ((1000, "DecompressionBombError"), (3000, "DecompressionBombWarning")):
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(UnreadableImage, match=rf"large\.png: {kind}"):
+                read_image(tmp_path / "large.png")

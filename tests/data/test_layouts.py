@@ -1,5 +1,7 @@
 """Folders of every shape: what they hold, how they are divided, and what is said when they do not add up."""
 
+import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from tests.data import trees
 from vitshap.data import ImageData, Splits, load_data
 from vitshap.data.layouts import IMAGENETTE_CLASSES, Entry, Listing, list_images
-from vitshap.data.published import PUBLISHED, PublishedSplit
+from vitshap.data.published import AUTHORS, PUBLISHED, PublishedSplit
 from vitshap.data.splits import check_published, divide, names_hash
 
 
@@ -125,14 +127,116 @@ def test_what_matches_its_record_passes_and_other_names_do_not(tmp_path: Path, m
     parts = divide(listing)
     counts = {part: len(entries) for part, entries in parts.items()}
     hashes = {part: names_hash(entry.path for entry in entries) for part, entries in parts.items()}
-    monkeypatch.setitem(PUBLISHED, listing.name, PublishedSplit(counts, hashes, "a test"))
+    monkeypatch.setitem(PUBLISHED, listing.layout, PublishedSplit(counts, hashes, "a test"))
     check_published(listing, parts, strict=True)
     swapped = parts | {"train": [*parts["train"][1:], Entry("a/other.png", 0)]}
     with pytest.raises(ValueError, match="train has the 16 images on record in number, but not in name"):
         check_published(listing, swapped, strict=True)
 
 
+@pytest.mark.parametrize("name", ["mura", "imagenette", "pets", "chest"])
+def test_what_a_folder_is_called_does_not_matter(tmp_path: Path, name: str) -> None:
+    trees.class_folders(tmp_path / name, {"a": 10, "b": 10})
+    splits = load_data(tmp_path / name, strict=True)
+    assert [len(part) for part in splits] == [16, 2, 2]
+
+
+def test_class_folders_that_are_called_as_the_radiographs_are_need_not_name_patients(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        trees.class_folders(tmp_path, {"NORMAL": 10, "PNEUMONIA": 10}, f"{part}/")
+    assert load_data(tmp_path, strict=True).train.class_names == ("NORMAL", "PNEUMONIA")
+
+
+PATIENT = r"(person\d+|NORMAL2-IM-\d+|IM-\d+)"
+
+
+@pytest.mark.filterwarnings("ignore:.*whose split is on record")
+def test_a_pattern_gives_the_patients_of_the_radiographs(tmp_path: Path) -> None:
+    trees.chest(tmp_path / "set", patients=20)
+    known, by_pattern = load_data(tmp_path / "set"), load_data(tmp_path / "set", layout="folder", groups=PATIENT)
+    rows = [(path.name, group) for part in known for path, group in zip(part.images, part.groups or (), strict=True)]
+    (tmp_path / "patients.csv").write_text("file,group\n" + "".join(f"{name},{group}\n" for name, group in rows))
+    by_file = load_data(tmp_path / "set", layout="folder", groups=str(tmp_path / "patients.csv"))
+    for one, other, third in zip(known, by_pattern, by_file, strict=True):
+        assert one.images == other.images == third.images
+        assert one.groups == other.groups == third.groups
+    assert set(known.train.groups or ()).isdisjoint(known.val.groups or ())
+
+
+@pytest.mark.parametrize("official", [False, True])
+def test_groups_of_class_folders_are_not_divided(tmp_path: Path, official: bool) -> None:
+    def names(part: str, first: int) -> list[str]:
+        return [f"{part}{'ab'[i % 2]}/s{first + i // 4}-{i % 4}.png" for i in range(80)]
+
+    trees.write(tmp_path, *(names("train/", 0) + names("val/", 50) if official else names("", 0)))
+    apart = load_data(tmp_path, groups=r"/(s\d+)-")
+    groups = [set(part.groups or ()) for part in apart]
+    assert sum(len(group) for group in groups) == len(set.union(*groups)) == (40 if official else 20)
+    assert [len(part) for part in apart] == ([80, 40, 40] if official else [64, 8, 8])
+    without = load_data(tmp_path)
+    torn = [{path.name.partition("-")[0] for path in part.images} for part in without]
+    assert torn[1] & torn[2] or torn[0] & torn[1], "what groups are for"
+
+
+def test_groups_that_the_folders_divide_are_named(tmp_path: Path) -> None:
+    trees.write(
+        tmp_path, *(f"{part}/{name}/s{i}-{part}.png" for part in ("train", "test") for name in "ab" for i in range(9))
+    )
+    with pytest.warns(
+        UserWarning, match=r"9 groups have images in several of the folders train, val and test \(s0, s1"
+    ):
+        load_data(tmp_path, groups=r"(s\d+)")
+
+
+def test_three_large_groups_are_one_for_each_part(tmp_path: Path) -> None:
+    trees.write(tmp_path, *(f"{name}/s{i}-{k}.png" for name in "ab" for i in range(3) for k in range(6)))
+    assert [len(part) for part in load_data(tmp_path, groups=r"(s\d+)")] == [12, 12, 12]
+
+
+@pytest.mark.parametrize(
+    ("groups", "says"),
+    [
+        ("(s", "neither a .csv file nor a regular expression"),
+        ("s1", "has no group: put what names the patient into parentheses"),
+        (r"(t\d)", r"gives no group to a/000\.png, a/001\.png, a/002\.png and 17 more"),
+        ("nowhere.csv", r"there is no file nowhere\.csv"),
+        ("{}/wide.csv", "are \\(file, group\\), got \\['a', 'b', 'c'\\]"),
+        ("{}/binary.csv", "cannot be read"),
+        ("{}/short.csv", r"gives no group to a/001\.png"),
+    ],
+)
+def test_groups_that_make_no_sense_are_named(tmp_path: Path, groups: str, says: str) -> None:
+    trees.class_folders(tmp_path / "set", {"a": 10, "b": 10})
+    (tmp_path / "wide.csv").write_text("a,b,c\n")
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "short.csv").write_text("a/000.png,x\n")
+    with pytest.raises(ValueError, match=says):
+        load_data(tmp_path / "set", groups=groups.format(tmp_path))
+
+
+def test_validation_images_that_were_trained_on_are_named(tmp_path: Path) -> None:
+    for part in ("train", "val", "test"):
+        trees.class_folders(tmp_path, {"a": 5, "b": 5}, f"{part}/")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_data(tmp_path)
+    shutil.copy(tmp_path / "train/a/001.png", tmp_path / "val/b/same.png")
+    with pytest.warns(
+        UserWarning, match=r"1 of 11 validation images are the same files, .* as training images \(same\.png\)"
+    ):
+        load_data(tmp_path)
+
+
+def test_a_class_without_validation_images_is_named(tmp_path: Path) -> None:
+    for part in ("train", "val", "test"):
+        trees.class_folders(tmp_path, {"a": 5, "b": 5} if part != "val" else {"b": 5}, f"{part}/")
+    with pytest.warns(UserWarning, match="there are no validation images of a"):
+        load_data(tmp_path)
+
+
 def test_the_records_add_up() -> None:
+    for name, record in AUTHORS.items():
+        assert record.counts == PUBLISHED[name].counts
     assert {name: tuple(record.counts.values()) for name, record in PUBLISHED.items()} == {
         "imagenette": (9469, 1962, 1963),
         "pets": (5879, 735, 735),

@@ -15,6 +15,7 @@ from vitshap.data import (
     StreamedPixels,
     cache_bytes,
     cache_pixels,
+    centre,
     iterate_pixels,
     load_digits,
     normalised,
@@ -111,6 +112,49 @@ def test_a_data_set_that_opens_its_own_files_is_counted_too(tmp_path: Path) -> N
         assert torch.equal(cached.pixels, cache_pixels(files, PREPROCESS, workers=2).pixels)
     with pytest.raises(TypeError, match=r"pairs \(image, label\), item 0 is a dict"):
         cache_pixels([{"image": torch.rand(3, 8, 8)}], PREPROCESS)
+
+
+class _Damaged(Image.Image):
+    """A picture whose file turns out to be damaged when it is read, in a way that Pillow has no error of its own for."""
+
+    def load(self):
+        raise KeyError("no such table")
+
+
+@pytest.mark.parametrize("kind", ["bomb", "header", "data"])
+def test_whatever_keeps_an_image_from_being_read_it_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    files = _files(tmp_path, 150)
+    broken = files.images[42]
+    if kind == "bomb":
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)
+        picture(0, height=100, width=100).save(broken)
+    elif kind == "header":
+        broken.write_bytes(b"II*\0" + b"\xff" * 60)
+
+    class Own:
+        def __len__(self) -> int:
+            return len(files)
+
+        def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+            if kind == "data" and index == 42:
+                return _Damaged(), 0
+            return Image.open(files.images[index]), index % 2
+
+    with pytest.warns(UserWarning, match="1 of 150 images cannot be read and were left out: item 42"):
+        assert len(cache_pixels(Own(), PREPROCESS, workers=2)) == 149
+
+
+def test_squashed_images_are_kept_whole_and_seen_in_the_middle(tmp_path: Path) -> None:
+    how = Preprocess((8, 8), (12, 12), (0.5,) * 3, (0.5,) * 3, "bilinear", squash=True)
+    data = _files(tmp_path, 5)
+    cached = cache_pixels(data, how)
+    assert cached.pixels.shape == (5, 3, 12, 12)
+    assert cached.pixels.nbytes == cache_bytes(5, how)
+    seen = normalised(centre(cached.pixels, how.size), how.mean, how.std)
+    torch.testing.assert_close(seen, torch.stack([how(Image.open(path)) for path in data.images]))
+    assert to_pixels(torch.rand(3, 8, 8), how).shape == (3, 8, 8)  # floats are the net's input already
 
 
 def test_an_iterable_is_walked_through(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_one_bad_image_is_no_reason_to_stop_wherever_it_is(tmp_path: Path) -> No
     assert result.exit_code == 0, result.output
     assert "11 test images" in result.output
     for i in (2, 3):
-        (images / splits.train.images[i].relative_to(images)).write_bytes(b"no image")
+        (images / splits.train.images[i].relative_to(images)).write_bytes(b"no image %d" % i)
     result = _train(images, tmp_path / "other")
     assert result.exit_code == 2
     assert "of 120 images cannot be read, which is more than 1 %" in result.output

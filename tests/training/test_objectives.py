@@ -3,10 +3,13 @@
 import pytest
 import torch
 from torch.distributions import Bernoulli, Categorical, kl_divergence
+from transformers import ViTConfig, ViTForImageClassification
 
 from vitshap.analytic import random_unanimity
 from vitshap.coalitions import all_coalitions, harmonic_number, shapley_kernel
+from vitshap.data import CachedPixels
 from vitshap.explainers.network import normalised
+from vitshap.models import wrap
 from vitshap.training.objectives import (
     class_importance,
     classification_loss,
@@ -14,6 +17,8 @@ from vitshap.training.objectives import (
     surrogate_loss,
     uniform_explanation,
 )
+from vitshap.training.recipes import load_recipe
+from vitshap.training.scores import class_weights
 
 
 def _logits(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -57,6 +62,27 @@ def test_classification_losses() -> None:
     pair = torch.tensor([1.0, 4.0])
     torch.testing.assert_close(classification_loss(one, binary, "sigmoid", pair), (pair[binary] * losses).mean())
     torch.testing.assert_close(classification_loss(one, binary, "identity"), (one[:, 0] - binary).square().mean())
+
+
+def test_muras_weights_make_the_frequent_class_count_more_and_balanced_ones_less() -> None:
+    """As the authors did it: 21,935 normal and 14,873 abnormal images, each weighed by its own share, a plain mean."""
+    weights = torch.tensor(load_recipe("paper-mura").classifier.class_weights)
+    torch.testing.assert_close(weights, torch.tensor([21935.0, 14873.0]) / 36808, rtol=0, atol=5e-4)
+    logits, labels = _logits(8, 1), torch.tensor([0, 0, 0, 1, 0, 0, 1, 0])
+    share = torch.where(labels == 1, 14873.0, 21935.0) / 36808
+    by_hand = share * torch.nn.functional.softplus(torch.where(labels == 1, -1, 1) * logits[:, 0])
+    torch.testing.assert_close(
+        classification_loss(logits, labels, "sigmoid", weights), by_hand.mean(), rtol=1e-3, atol=0
+    )
+    source = CachedPixels(torch.zeros(8, 1, 8, 8), labels, torch.arange(8))
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    vit = ViTConfig(image_size=8, patch_size=4, num_channels=1, num_labels=1, **size)
+    model = wrap(ViTForImageClassification(vit), output="sigmoid")
+    balanced = class_weights("balanced", source, model)
+    torch.testing.assert_close(balanced, torch.tensor([8 / 12, 8 / 4]))
+    torch.testing.assert_close(class_weights((0.596, 0.404), source, model), weights)
+    with pytest.raises(ValueError, match="class_weights are 2 numbers"):
+        class_weights((1.0,), source, model)
 
 
 def test_the_predicted_class_counts_more_where_outputs_are_probabilities() -> None:

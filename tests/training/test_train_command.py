@@ -239,7 +239,7 @@ def test_weights_of_a_timm_net_with_another_head(images: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "settings", "said"),
     [
-        ([], [], "which recipe? Known: chest-vit-tiny"),
+        ([], [], "which recipe? Known: chest, digits"),
         (["digit"], [], "did you mean digits?"),
         (["digits"], ["explainer.lop.epochs=1"], "did you mean explainer.loop?"),
         (["digits"], ["explainer.loop.epochs=many"], "explainer.loop.epochs must be a whole number; got 'many'"),
@@ -301,7 +301,7 @@ def test_a_folder_that_is_not_empty_and_another_recipe_are_refused(tmp_path: Pat
 def test_list_and_keys() -> None:
     code, said = _invoke("--list")
     assert code == 0
-    assert "imagenette-vit-large" in said
+    assert "paper-imagenette" in said
     code, said = _invoke("digits", "--keys", settings=["explainer.loop.epochs=77"])
     assert code == 0
     assert "explainer.loop.epochs" in said

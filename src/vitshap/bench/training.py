@@ -28,7 +28,7 @@ WARM_UP = 4
 """Steps before the clock starts: kernels are compiled and recorded in the first three."""
 UNSEEN = 16
 """Images of the validation, which is not timed."""
-RECIPES: dict[Procedure, str] = {"values": "imagenette-deit-tiny", "paper": "imagenette-vit-base"}
+RECIPES: dict[Procedure, str] = {"values": "imagenette-deit-tiny", "paper": "paper-imagenette"}
 """Whose settings are timed, but for the batch and the coalitions."""
 
 

@@ -1,7 +1,8 @@
 """Data sets, their splits, and what is drawn for each sample: augmentation and coalitions."""
 
 from vitshap.counter import shuffled
-from vitshap.data.augment import Augmentation, normalised
+from vitshap.data.augment import Augmentation, centre, normalised
+from vitshap.data.authors import authors_evaluation_images
 from vitshap.data.coalition_draws import sample_coalitions
 from vitshap.data.dataset import ImageData, Splits, require_a_batch, require_labels
 from vitshap.data.decode import UnreadableImage, read_image
@@ -27,8 +28,10 @@ __all__ = [
     "Splits",
     "StreamedPixels",
     "UnreadableImage",
+    "authors_evaluation_images",
     "cache_bytes",
     "cache_pixels",
+    "centre",
     "iterate_pixels",
     "load_data",
     "load_digits",

@@ -6,16 +6,18 @@ own number, so that switching one part off leaves the others as they were. Crop 
 The crop is torchvision's ``RandomResizedCrop`` with the authors' scale .8-1.2: up to ten tries draw an area of .8 to
 1.2 times the image's and an aspect ratio of 3/4 to 4/3, the first that fits into the image is taken, and if none does
 the whole image. No area above 1 fits, so nothing is ever padded: about 87 % of square images are cropped to .8-1 of
-their area, 13 % are left whole. Two things differ: corners are not rounded to whole pixels, and the jitter's four
-steps keep one order (brightness, contrast, saturation, hue) where torchvision shuffles them for the batch.
+their area, 13 % are left whole. Two things differ unless they are asked for: corners are rounded to whole pixels
+(``whole_pixels``), and the jitter's four steps come in an order of each image's own (``jitter_order``). Pixels between
+pixels are interpolated as they are; torchvision smooths a crop that it makes smaller, slightly at these sizes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +31,9 @@ _TRIES = 10
 # A sample's numbers: one place for every decision
 _ACROSS, _DOWN, _JITTERED, _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE, _LEFT, _TOP, _SCALES = range(10)
 _RATIOS = _SCALES + _TRIES
-_NUMBERS = _RATIOS + _TRIES
+_ORDER = _RATIOS + _TRIES
+_STEPS = 4
+_NUMBERS = _ORDER + _STEPS
 _PARTNER, _PASTED, _AREA, _SHAPE, _PASTE_LEFT, _PASTE_TOP, _PASTE_NUMBERS = range(7)
 
 
@@ -55,6 +59,10 @@ class Augmentation:
     """The distance to the pixel's own grey is multiplied by 1 - this to 1 + this."""
     hue: float = 0.1
     """The hue is turned by up to this share of the colour circle, either way."""
+    jitter_order: Literal["fixed", "random"] = "fixed"
+    """Order of these four: as listed, or drawn for each image, as the authors' was (slower)."""
+    whole_pixels: bool = False
+    """Crops begin and end between pixels, as the authors' did."""
     paste: float = 0.0
     """Probability that a rectangle of another training image's view covers that part of this one. Not for classifiers: the
     label stays as it was."""
@@ -89,10 +97,12 @@ class Augmentation:
         mean: Sequence[float],
         std: Sequence[float],
         partners: Tensor | None = None,
+        size: tuple[int, int] | None = None,
     ) -> Tensor:
         """Varied and normalised images, float32 ``[B, C, H, W]``, of uint8 or float 0..1 ``[B, C, H, W]``.
 
         ``partners``: for every sample the image of which a rectangle may be pasted into it, like ``pixels``.
+        ``size``: height and width of the result; by default those of ``pixels``.
         """
         if self.paste and partners is None:
             raise ValueError("to paste rectangles of other images, these have to be given as partners")
@@ -101,9 +111,9 @@ class Augmentation:
             raise ValueError(f"{len(pixels)} images need as many sample indices, got {list(indices.shape)}")
         indices = indices.to(pixels.device)
         numbers = _numbers("augmentation", indices, seed, epoch, _NUMBERS)
-        varied = self._warped(unit, numbers)
+        varied = self._warped(unit, numbers, size)
         if partners is not None:
-            others = self._warped(_unit_range(partners), _numbers("partner", indices, seed, epoch, _NUMBERS))
+            others = self._warped(_unit_range(partners), _numbers("partner", indices, seed, epoch, _NUMBERS), size)
             varied = self._pasted(varied, others, _numbers("paste", indices, seed, epoch, _PASTE_NUMBERS))
         return _normalised(self._jittered(varied, numbers), mean, std)
 
@@ -125,22 +135,36 @@ class Augmentation:
         """Left, top, width and height of each sample's crop, ``[B]`` each, as shares of the image's."""
         aspect = width / height
         scale = _between(numbers[:, _SCALES:_RATIOS], *self.crop_scale)  # [B, tries]
-        log_ratio = _between(numbers[:, _RATIOS:], math.log(self.crop_ratio[0]), math.log(self.crop_ratio[1]))
+        drawn = numbers[:, _RATIOS:_ORDER]
+        log_ratio = _between(drawn, math.log(self.crop_ratio[0]), math.log(self.crop_ratio[1]))
         wide, high = (scale * log_ratio.exp() / aspect).sqrt(), (scale / log_ratio.exp() * aspect).sqrt()
+        if self.whole_pixels:
+            wide, high = (wide * width).round() / width, (high * height).round() / height
         fits = (wide <= 1) & (high <= 1)
         taken = fits & (fits.cumsum(1) == 1)  # the first that fits, if any
         # else the whole image, or as much of its middle as the ratios allow
         whole = min(self.crop_ratio[1] / aspect, 1.0), min(aspect / self.crop_ratio[0], 1.0)
+        if self.whole_pixels:
+            whole = round(whole[0] * width) / width, round(whole[1] * height) / height
         none = ~fits.any(1)
         wide = torch.where(none, whole[0], (wide * taken).sum(1))
         high = torch.where(none, whole[1], (high * taken).sum(1))
+        if self.whole_pixels:
+            left, top = (
+                torch.where(none, margin // 2, (numbers[:, at] * (margin + 1)).floor()) / side
+                for at, margin, side in (
+                    (_LEFT, ((1 - wide) * width).round(), width),
+                    (_TOP, ((1 - high) * height).round(), height),
+                )
+            )
+            return left, top, wide, high
         left = torch.where(none, 0.5, numbers[:, _LEFT]) * (1 - wide)
         top = torch.where(none, 0.5, numbers[:, _TOP]) * (1 - high)
         return left, top, wide, high
 
-    def _warped(self, images: Tensor, numbers: Tensor) -> Tensor:
-        height, width = images.shape[-2:]
-        left, top, wide, high = self.crops(numbers, height, width)
+    def _warped(self, images: Tensor, numbers: Tensor, size: tuple[int, int] | None) -> Tensor:
+        left, top, wide, high = self.crops(numbers, *images.shape[-2:])
+        height, width = size or images.shape[-2:]
         across = torch.where(numbers[:, _ACROSS] < self.horizontal_flip, -wide, wide)
         down = torch.where(numbers[:, _DOWN] < self.vertical_flip, -high, high)
         x = (2 * left + wide - 1)[:, None] + across[:, None] * _pixel_centres(width, numbers)  # [B, W]
@@ -158,17 +182,36 @@ class Augmentation:
         )  # [B, 1, 1, 1]
         if self.jitter == 0:
             return images
-        images = (images * (1 + brightness)).clamp(0, 1)
-        images = _blended(images, _grey(images).mean((-2, -1), keepdim=True), contrast)
-        if images.shape[1] != 3:
+        steps: list[Callable[[Tensor], Tensor]] = [
+            lambda images: (images * (1 + brightness)).clamp(0, 1),
+            lambda images: _blended(images, _grey(images).mean((-2, -1), keepdim=True), contrast),
+        ]
+        if images.shape[1] == 3:  # what is not red, green and blue has no colours
+            steps += [
+                lambda images: _blended(images, _grey(images), saturation),
+                lambda images: _hue_turned(images, hue),
+            ]
+        if self.jitter_order == "fixed":
+            for step in steps:
+                images = step(images)
             return images
-        images = _blended(images, _grey(images), saturation)
-        return _hue_turned(images, hue)
+        order = numbers[:, _ORDER:].argsort(1)[..., None, None, None]  # [B, 4, 1, 1, 1]: which step comes when
+        for turn in range(_STEPS):
+            before = images
+            for number, step in enumerate(steps):
+                images = torch.where(order[:, turn] == number, step(before), images)
+        return images
 
 
 def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """What the net takes, float32 ``[B, C, H, W]``, of uint8 or float 0..1 pixels; nothing is varied."""
     return _normalised(_unit_range(pixels), mean, std)
+
+
+def centre(pixels: Tensor, size: tuple[int, int]) -> Tensor:
+    """The middle of images ``[B, C, H, W]``, as ``Preprocess`` cuts it."""
+    top, left = (round((whole - seen) / 2) for whole, seen in zip(pixels.shape[-2:], size, strict=True))
+    return pixels[..., top : top + size[0], left : left + size[1]]
 
 
 def _unit_range(pixels: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ count.
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from os import PathLike
@@ -17,17 +18,18 @@ from torch import Tensor
 
 from vitshap.models.preprocess import eight_bit
 
-_READ_ERRORS = (
+READ_ERRORS = (
     OSError,
     ValueError,
     SyntaxError,
     EOFError,
-    TypeError,
     IndexError,
     struct.error,
     zlib.error,
     Image.DecompressionBombError,
+    Image.DecompressionBombWarning,  # where warnings are errors
 )
+"""What damaged files lead Pillow to, also in somebody's own data set."""
 
 
 class UnreadableImage(ValueError):
@@ -43,11 +45,15 @@ class UnreadableImage(ValueError):
 
 def read_image(path: str | PathLike[str], *, channels: int = 3) -> Image.Image:
     """The image of a file, upright, in mode L (1 channel) or RGB (3)."""
+    if channels not in (1, 3):
+        raise ValueError(f"images are read with 1 or 3 channels, got {channels}")
     try:
+        if os.path.exists(path) and not os.path.isfile(path):  # a pipe that nobody writes to never ends
+            raise OSError(f"{os.fspath(path)} is not a regular file")
         with Image.open(path) as image:
             image.load()
             return eight_bit(image, channels=channels)
-    except _READ_ERRORS as error:
+    except Exception as error:  # Pillow's plugins raise whatever a damaged file leads them to
         raise UnreadableImage(str(path), f"{type(error).__name__}: {error}") from error
 
 

@@ -1,7 +1,8 @@
 """One item of a data set: from (image, label) to pixels at the net's size, or to a named complaint.
 
 Images come as paths, PIL images, arrays or tensors, from this package's data sets or from the user's own. Geometry is
-that of ``Preprocess``, so that training sees what explaining will see; normalisation waits until after augmentation.
+that of ``Preprocess``, so that training sees what explaining will see; normalisation waits until after augmentation. So
+does the cut of images that are squashed to a larger square than the net's: random crops come from all of it.
 
 An image that cannot be read is named, left out and counted; when more than 1 % cannot be read, the data set is broken
 and that is an error.
@@ -22,7 +23,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitshap.data.decode import UnreadableImage, as_picture, as_tensor, read_image
+from vitshap.data.decode import READ_ERRORS, UnreadableImage, as_picture, as_tensor, read_image
 from vitshap.models.preprocess import Preprocess, eight_bit
 
 _TOLERATED = 0.01
@@ -88,8 +89,14 @@ class Unreadable:
         return named + (f"; and {len(self.found) - _NAMED:,} more" if len(self.found) > _NAMED else "")
 
 
+def kept_size(preprocess: Preprocess) -> tuple[int, int]:
+    """Height and width that images are kept at: the net's, or the larger one that they are squashed to."""
+    larger = all(whole >= seen for whole, seen in zip(preprocess.resize, preprocess.size, strict=True))
+    return preprocess.resize if preprocess.squash and larger else preprocess.size
+
+
 def to_pixels(image: Any, preprocess: Preprocess | None) -> Tensor:
-    """One image at the net's size, uint8 ``[C, H, W]``; float tensors are taken as the net's input and never altered."""
+    """One image at ``kept_size``, uint8 ``[C, H, W]``; float tensors are taken as the net's input and never altered."""
     if isinstance(image, Tensor) and (preprocess is None or image.is_floating_point()):
         if preprocess is not None and image.shape[-2:] != preprocess.size:
             raise ValueError(
@@ -103,7 +110,7 @@ def to_pixels(image: Any, preprocess: Preprocess | None) -> Tensor:
         )
     channels = len(preprocess.mean)
     # The size of images that are neither scaled nor cut
-    size = preprocess.size if preprocess.size == preprocess.resize else None
+    size = kept_size(preprocess) if kept_size(preprocess) == preprocess.resize else None
     if isinstance(image, Tensor) and image.dtype == torch.uint8 and size and image.shape == (channels, *size):
         return image
     if isinstance(image, str | Path):
@@ -119,7 +126,7 @@ def to_pixels(image: Any, preprocess: Preprocess | None) -> Tensor:
         raise ValueError(f"an image is a path, a PIL image, an array or a tensor (uint8 or float), got {kind}")
     if (picture.height, picture.width) == size:
         return as_tensor(picture)
-    neutral = replace(preprocess, mean=(0.0,) * channels, std=(1.0,) * channels)
+    neutral = replace(preprocess, size=kept_size(preprocess), mean=(0.0,) * channels, std=(1.0,) * channels)
     return (neutral(picture) * 255).round().to(torch.uint8)
 
 
@@ -133,16 +140,34 @@ def decoded(data: MapStyle, index: int, preprocess: Preprocess | None) -> Decode
     A user's own data set opens its files itself, or hands out PIL images not loaded yet: its complaints count too.
     """
     try:
-        image, label = _pair(data[index], index)
+        item = data[index]
+    except UnreadableImage as error:
+        return error, 0, index
+    except READ_ERRORS as error:
+        return _not_read(index, error), 0, index
+    image, label = _pair(item, index)
+    try:
+        if isinstance(image, Image.Image) and preprocess is not None:
+            image = _loaded(image, index, len(preprocess.mean))
         pixels = to_pixels(image, preprocess)
         if pixels.is_floating_point() and not bool(torch.isfinite(pixels).all()):
             # Looked at here, once and on the host: training does not make a GPU wait for it in every step.
             raise UnreadableImage(f"item {index}", "its pixels are not finite (NaN or infinity)")
-        return pixels, label, index
     except UnreadableImage as error:
         return error, 0, index
-    except (OSError, SyntaxError) as error:
-        return UnreadableImage(f"item {index}", f"{type(error).__name__}: {error}"), 0, index
+    return pixels, label, index
+
+
+def _loaded(image: Image.Image, index: int, channels: int) -> Image.Image:
+    """A picture that may not have been read from its file yet."""
+    try:
+        return eight_bit(image, channels=channels)
+    except Exception as error:  # as in read_image
+        raise _not_read(index, error) from error
+
+
+def _not_read(index: int, error: BaseException) -> UnreadableImage:
+    return UnreadableImage(f"item {index}", f"{type(error).__name__}: {error}")
 
 
 def _pair(item: Any, index: int) -> tuple[Any, Any]:

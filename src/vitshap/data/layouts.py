@@ -6,9 +6,11 @@ what comes out is a list of names, and how it is divided is the next step's busi
 
 from __future__ import annotations
 
+import csv
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +26,7 @@ _PART_OF = {
     for name in names
     for ending in ("", "_set", "-set", "set")
 }
+_CHEST_PATIENT = re.compile(r"(person\d+|NORMAL2-IM-\d+|IM-\d+)")
 IMAGENETTE_CLASSES = {
     "n01440764": "tench",
     "n02102040": "English springer",
@@ -47,7 +50,7 @@ class Entry(NamedTuple):
     part: str = ""
     """The official split it belongs to: train, val, test, or none."""
     group: str = ""
-    """The patient, where there are patients."""
+    """The patient, or whatever else must not be split, where there is such a thing."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class Listing:
     entries: tuple[Entry, ...]
     val_share: Fraction = Fraction(1, 10)
     """The part of the training images that validation takes where there is no official validation set."""
+    layout: str = "folder"
+    """What it was read as; its ``name`` may be anything."""
 
 
 def list_images(root: Path, layout: str = "auto") -> Listing:
@@ -74,6 +79,48 @@ def list_images(root: Path, layout: str = "auto") -> Listing:
     return LAYOUTS[layout](root)
 
 
+def grouped(listing: Listing, groups: str) -> Listing:
+    """The listing with a group for every image: by a regular expression with a group in it, which is searched for in the
+    image's path, or by a csv file of (file, group)."""
+    of_image = _groups_of_file(listing, groups) if groups.lower().endswith(".csv") else _groups_by_name(listing, groups)
+    without = [entry.path for entry in listing.entries if not of_image.get(entry.path)]
+    if without:
+        more = f" and {len(without) - 3:,} more" if len(without) > 3 else ""
+        raise ValueError(f"data.groups {groups!r} gives no group to {', '.join(without[:3])}{more}")
+    return replace(listing, entries=tuple(e._replace(group=of_image[e.path]) for e in listing.entries))
+
+
+def _groups_by_name(listing: Listing, pattern: str) -> dict[str, str]:
+    try:
+        searched = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"data.groups {pattern!r} is neither a .csv file nor a regular expression: {error}") from error
+    if not searched.groups:
+        raise ValueError(f"data.groups {pattern!r} has no group: put what names the patient into parentheses")
+    found = {entry.path: searched.search(entry.path) for entry in listing.entries}
+    return {path: "/".join(part for part in match.groups() if part) for path, match in found.items() if match}
+
+
+def _groups_of_file(listing: Listing, file: str) -> dict[str, str]:
+    """By the image's path within the data set, or by its file name where no other image has it."""
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise ValueError(f"data.groups: there is no file {path}")
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as opened:
+            rows = [row for row in csv.reader(opened) if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"data.groups: {path} cannot be read: {error}") from error
+    if wrong := next((row for row in rows if len(row) != 2), None):
+        raise ValueError(f"data.groups: rows of {path} are (file, group), got {wrong}")
+    given = {file.strip().removeprefix("./"): group.strip() for file, group in rows}
+    named: dict[str, list[str]] = defaultdict(list)
+    for entry in listing.entries:
+        named[entry.path.rpartition("/")[2]].append(entry.path)
+    by_name = {paths[0]: given[name] for name, paths in named.items() if len(paths) == 1 and name in given}
+    return by_name | {entry.path: given[entry.path] for entry in listing.entries if entry.path in given}
+
+
 def _recognised(root: Path) -> str:
     if (root / "annotations" / "list.txt").is_file() and (root / "images").is_dir():
         return "pets"
@@ -81,7 +128,7 @@ def _recognised(root: Path) -> str:
     inside = {folder.name for part in parts.values() for folder in _folders(part)}
     if inside and all(name.startswith("XR_") for name in inside):
         return "mura"
-    if inside == {"NORMAL", "PNEUMONIA"} and "test" in parts:
+    if inside == {"NORMAL", "PNEUMONIA"} and "test" in parts and _names_patients(parts.values()):
         return "chest"
     if inside == set(IMAGENETTE_CLASSES) and set(parts) == {"train", "val"}:
         return "imagenette"
@@ -113,7 +160,7 @@ def _imagenette(root: Path) -> Listing:
     """ImageNette: ``train/<wnid>`` and ``val/<wnid>``, with readable class names."""
     plain = _class_folders(root)
     names = tuple(IMAGENETTE_CLASSES.get(name, name) for name in plain.class_names)
-    return Listing("imagenette", root, names, plain.entries)
+    return Listing("imagenette", root, names, plain.entries, layout="imagenette")
 
 
 def _pets(root: Path) -> Listing:
@@ -131,7 +178,8 @@ def _pets(root: Path) -> Listing:
     missing = [entry.path for entry in entries if not (root / entry.path).is_file()]
     if missing:
         raise ValueError(f"{listed} names {len(missing):,} images that are not there, {missing[0]} first")
-    return Listing("pets", root, tuple(names[label] for label in sorted(names)), tuple(sorted(entries)))
+    classes = tuple(names[label] for label in sorted(names))
+    return Listing("pets", root, classes, tuple(sorted(entries)), layout="pets")
 
 
 def _mura(root: Path) -> Listing:
@@ -145,21 +193,25 @@ def _mura(root: Path) -> Listing:
             if match is None:
                 raise ValueError(f"{path} is not named as MURA's images are (XR_*/patient*/study*_negative/image*.png)")
             entries.append(Entry(path, int(match[2] == "positive"), "test" if part == "val" else part, match[1]))
-    return Listing("mura", root, ("normal", "abnormal"), tuple(entries), Fraction(3737, 36808))
+    return Listing("mura", root, ("normal", "abnormal"), tuple(entries), Fraction(3737, 36808), "mura")
 
 
 def _chest(root: Path) -> Listing:
     """Chest radiographs: ``train|test/{NORMAL,PNEUMONIA}``; the 16 images of some copies' ``val`` join ``train``."""
     plain = _class_folders(root)
-    patient = re.compile(r"(person\d+|NORMAL2-IM-\d+|IM-\d+)")
     entries = []
     for entry in plain.entries:
         file = entry.path.rpartition("/")[2]
-        match = patient.match(file)
+        match = _CHEST_PATIENT.match(file)
         if match is None:
             raise ValueError(f"{entry.path} does not name its patient (personN_..., IM-N-..., NORMAL2-IM-N-...)")
         entries.append(entry._replace(part="test" if entry.part == "test" else "train", group=match[1]))
-    return Listing("chest", root, ("normal", "pneumonia"), tuple(entries))
+    return Listing("chest", root, ("normal", "pneumonia"), tuple(entries), layout="chest")
+
+
+def _names_patients(folders: Iterable[Path]) -> bool:
+    """Whether images are named as the chest radiographs are: class folders may be called NORMAL and PNEUMONIA elsewhere."""
+    return all(_CHEST_PATIENT.match(file.name) for folder in folders for file in _image_files(folder))
 
 
 LAYOUTS: dict[str, Callable[[Path], Listing]] = {

@@ -1,4 +1,4 @@
-"""Batches of pixels at the net's size, from any data set of (image, label).
+"""Batches of pixels at the size they are kept at (``items.kept_size``), from any data set of (image, label).
 
 A ViT trains faster than a machine decodes JPEGs. So images are decoded once, by threads, into one uint8 tensor on the
 device that trains (ImageNette at 224 pixels: 1.4 GB), and every epoch after that costs an index. What does not fit is
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset
 
-from vitshap.data.items import Batch, Decoded, MapStyle, Unreadable, decoded, readable, stacked
+from vitshap.data.items import Batch, Decoded, MapStyle, Unreadable, decoded, kept_size, readable, stacked
 from vitshap.models.preprocess import Preprocess
 
 _CHUNK = 256
@@ -127,8 +127,9 @@ PixelSource = CachedPixels | StreamedPixels
 
 
 def cache_bytes(count: int, preprocess: Preprocess) -> int:
-    """Memory that ``count`` decoded images take at the net's size, in bytes: one for each value."""
-    return count * len(preprocess.mean) * preprocess.size[0] * preprocess.size[1]
+    """Memory that ``count`` decoded images take, in bytes: one for each value."""
+    height, width = kept_size(preprocess)
+    return count * len(preprocess.mean) * height * width
 
 
 def cache_pixels(

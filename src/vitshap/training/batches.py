@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitshap.data import Augmentation, Batch, CachedPixels, PixelSource, normalised, open_pixels
-from vitshap.data.items import require_unit_range
+from vitshap.data import Augmentation, Batch, CachedPixels, PixelSource, centre, normalised, open_pixels
+from vitshap.data.items import kept_size, require_unit_range
 from vitshap.models import MaskedModel, Preprocess
 from vitshap.training import processes
 
@@ -33,6 +33,7 @@ class Images:
         channels = model.adapter.channels
         self.mean = how.mean if how else (0.0,) * channels
         self.std = how.std if how else (1.0,) * channels
+        self.size = how.size if how is not None and kept_size(how) != how.size else None  # of what is cut here
         self.augmentation, self.seed, self.milder_from = augmentation, seed, milder_from
         # Processes agree on what is kept; what is open already may be of one of them alone.
         limit = None if isinstance(data, PixelSource) else processes.memory_limit(model.device)
@@ -59,7 +60,7 @@ class Images:
     def in_order(self, size: int) -> Iterator[tuple[Tensor, Batch]]:
         """All images as they are, ``size`` at a time."""
         for batch in self.source.batches(chunks(len(self), size)):
-            yield normalised(batch.pixels, self.mean, self.std), batch
+            yield self._as_they_are(batch.pixels), batch
 
     def indices(self, positions: Tensor) -> Tensor:
         """Sample indices of positions; images that cannot be read have no position in a cached source."""
@@ -95,12 +96,23 @@ class Images:
     def _varied(self, batch: Batch, view: int, partners: Tensor | None = None) -> Tensor:
         how = self._augmentation(view)
         if how is None:
-            return normalised(batch.pixels, self.mean, self.std)
+            return self._as_they_are(batch.pixels)
         if not isinstance(self.source, CachedPixels):  # what is kept was looked at once
             require_unit_range(batch.pixels)
         return how(
-            batch.pixels, batch.indices, seed=self.seed, epoch=view, mean=self.mean, std=self.std, partners=partners
+            batch.pixels,
+            batch.indices,
+            seed=self.seed,
+            epoch=view,
+            mean=self.mean,
+            std=self.std,
+            partners=partners,
+            size=self.size,
         )
+
+    def _as_they_are(self, pixels: Tensor) -> Tensor:
+        """The centre of images that are kept with a margin, normalised."""
+        return normalised(centre(pixels, self.size) if self.size else pixels, self.mean, self.std)
 
 
 def decodes_by(model: MaskedModel) -> Preprocess | None:

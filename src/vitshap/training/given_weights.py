@@ -19,8 +19,11 @@ _OF_A_WRAPPED_NET = "net."
 
 def read_state(path: str) -> dict[str, Tensor]:
     """The tensors of a safetensors file, in float32; ``best.safetensors`` of a training of ours is one."""
+    file = Path(os.path.expanduser(path))
+    if not file.is_file():  # a pipe would never end
+        raise ValueError(f"model.weights: {path} cannot be read as safetensors (there is no such file)")
     try:
-        state = load_file(Path(os.path.expanduser(path)))
+        state = load_file(file)
     except (SafetensorError, OSError) as error:
         raise ValueError(f"model.weights: {path} cannot be read as safetensors ({one_line(error)})") from error
     ours = all(name.startswith(_OF_A_WRAPPED_NET) for name in state)

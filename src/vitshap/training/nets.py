@@ -44,7 +44,7 @@ def build_model(settings: ModelSettings, data: ImageData, *, keep_head: bool = F
         net, preprocess = _transformers(settings, data, names, keep_head)
     preprocess = _fitted(preprocess, settings, data.channels)
     size = preprocess.size if preprocess is not None and _library(settings) == "transformers" else None
-    model = wrap(net, preprocess=preprocess, output=settings.output, image_size=size)
+    model = wrap(net, preprocess=preprocess, output=settings.output, image_size=size, removal=settings.removal)
     # A net that is not trained here has classes of its own, in its own order, whatever the folders are called.
     unnamed = model.class_names is None or not keep_head
     if unnamed and model.num_classes == len(names):
@@ -103,10 +103,16 @@ def _timm(
         import timm
     except ImportError as error:
         raise ValueError(f"model {settings.name}: timm is not installed; pip install vitshap[timm]") from error
+    name = settings.name
     if not timm.is_model(settings.name.partition(".")[0]) and not settings.name.startswith(("hf_hub:", "hf-hub:")):
         near = timm.list_models(f"*{settings.name.partition('.')[0]}*")[:3]
         hint = f"; near: {', '.join(near)}" if near else ""
         raise ValueError(f"timm has no model {settings.name!r}{hint}; a hub id of transformers is written owner/name")
+    if settings.tag is not None and "." not in name and timm.is_model(name):
+        if timm.list_models(f"{name}.{settings.tag}", pretrained=True):
+            name = f"{name}.{settings.tag}"
+        elif settings.pretrained and settings.weights is None:
+            warnings.warn(f"timm has no weights {settings.tag} of {name}: its usual ones are taken", stacklevel=2)
     state = None if settings.weights is None else read_state(settings.weights)
     rows = settings.head_rows
     classes: int | None = len(names)
@@ -117,15 +123,17 @@ def _timm(
         options["img_size"] = settings.image_size
     pretrained = settings.pretrained and state is None
     try:
-        net = timm.create_model(settings.name, pretrained=pretrained, in_chans=data.channels, **options)
+        net = timm.create_model(name, pretrained=pretrained, in_chans=data.channels, **options)
     except Exception as error:  # a download that fails comes as one of many types
         if not pretrained:
             raise
         raise ValueError(
-            f"the pre-trained weights of {settings.name} cannot be had ({one_line(error)}): give a file with "
+            f"the pre-trained weights of {name} cannot be had ({one_line(error)}): give a file with "
             "--set model.weights=PATH, or begin with random ones with --set model.pretrained=false"
         ) from error
-    if state is not None:
+    if settings.fresh_head == "torch" and not keep_head and rows is None:
+        _redraw_head(net, settings)
+    if state is not None:  # with the head, if it is of the same classes
         load_state(net, state, settings)
     if rows is not None:
         keep_rows(net, rows, len(names))
@@ -245,9 +253,16 @@ def _resized(given: Any, size: tuple[int, int], stated: tuple[int, int]) -> dict
 
 
 def _fitted(preprocess: Preprocess | None, settings: ModelSettings, channels: int) -> Preprocess | None:
-    """With the crop that the settings want, and one mean per channel."""
+    """With what the settings say of it, and one mean per channel."""
+    given = {key: getattr(settings, key) for key in ("squash", "interpolation", "mean", "std")}
+    given = {key: value for key, value in given.items() if value is not None}
     if preprocess is None:
+        if given or settings.resize or settings.crop:
+            raise ValueError(
+                f"how {settings.name} wants its images is not known: leave out model.{next(iter([*given, 'resize']))}"
+            )
         return None
+    preprocess = replace(preprocess, **{key: _to(value, len(preprocess.mean)) for key, value in given.items()})
     if len(preprocess.mean) != channels:
         mean, std = (sum(v) / len(v) for v in (preprocess.mean, preprocess.std))
         preprocess = replace(preprocess, mean=(mean,) * channels, std=(std,) * channels)
@@ -256,7 +271,27 @@ def _fitted(preprocess: Preprocess | None, settings: ModelSettings, channels: in
             raise ValueError(f"model.crop is a share between 0 and 1, got {settings.crop}")
         height, width = (int(side / settings.crop) for side in preprocess.size)
         preprocess = replace(preprocess, resize=(height, width))
+    if settings.resize is not None:
+        if settings.resize < max(preprocess.size):
+            sides = f"{preprocess.size[0]} x {preprocess.size[1]}"
+            raise ValueError(f"model.resize must be at least what the net takes ({sides}), got {settings.resize}")
+        preprocess = replace(preprocess, resize=(settings.resize, settings.resize))
     return preprocess
+
+
+def _to(value: Any, channels: int) -> Any:
+    """A mean or deviation with as many numbers as there are channels."""
+    if not isinstance(value, tuple) or len(value) == channels:
+        return value
+    return value * channels if len(value) == 1 else (sum(value) / len(value),) * channels
+
+
+def _redraw_head(net: Any, settings: ModelSettings) -> None:
+    """A fresh head with the weights that PyTorch gives a new linear layer."""
+    head = net.get_classifier()
+    if type(head) is not nn.Linear:
+        raise ValueError(f"model.fresh_head torch: the head of {settings.name} is not one linear layer")
+    head.reset_parameters()
 
 
 def _refuse(settings: ModelSettings, what: str, *keys: str) -> None:

@@ -31,8 +31,16 @@ class DataSettings:
     """1 reads images as grey, 3 as red, green and blue (grey ones too). Digits have 1."""
     seed: int = 0
     """Which images are set aside for validation and test, where the data set does not say."""
+    split: Literal["own", "authors"] = "own"
+    """own: the data set's parts, and the missing ones by the seed; authors: the images and the order of classes of the
+    paper's authors, for ImageNette, Pets and MURA."""
+    groups: str | None = None
+    """What must stay together in one part, such as the images of one patient: a regular expression whose group, in
+    parentheses, is searched for in the image's path, or a .csv file of (file, group)."""
     cache: str | None = None
     """Folder where archives are unpacked; null: next to them."""
+    unpack_limit: float | None = None
+    """GiB that an archive may be unpacked to; null: 20 times its size, at most 256."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,11 @@ class ModelSettings:
     """Whose name it is; auto: transformers for folders and for names with a slash, else timm. "vit" is always ours."""
     pretrained: bool = True
     """Start from the library's pre-trained weights; "vit" has none."""
+    tag: str | None = None
+    """Which of timm's pre-trained weights a name without a tag stands for, as in vit_tiny_patch16_224.TAG; null: timm's
+    first."""
+    fresh_head: Literal["library", "torch"] = "library"
+    """How the head of a timm net is drawn for new classes: as timm draws it, or as PyTorch draws a linear layer."""
     weights: str | None = None
     """Safetensors file with the weights of a timm net; a head of another size is replaced."""
     head_rows: tuple[int, ...] | None = None
@@ -53,8 +66,20 @@ class ModelSettings:
     """Turn timm's net into the equal net of transformers, so that what is trained loads without timm."""
     output: Literal["auto", "softmax", "sigmoid", "identity"] = "auto"
     """What turns logits into values; auto: softmax, or sigmoid for one logit."""
+    removal: Literal["attention", "softmax", "pixels", "embeddings"] = "attention"
+    """How patches are withheld, from the surrogate in training too: see wrap."""
     crop: float | None = None
     """Share of the image's side that the net sees; null: what the model says; 1: all of it."""
+    resize: int | None = None
+    """Side in pixels that images are resized to before the net's part is cut; null: what the model says."""
+    squash: bool | None = None
+    """Resize to a square whatever the aspect ratio is; null: what the model says."""
+    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] | None = None
+    """How images are resized; null: what the model says."""
+    mean: tuple[float, ...] | None = None
+    """What is subtracted from pixels in 0..1, one number per channel; null: what the model says."""
+    std: tuple[float, ...] | None = None
+    """What they are divided by after that; null: what the model says."""
     seed: int = 0
     """Of weights that are drawn: those of a fresh head, or of a net that is not pre-trained."""
     image_size: int | None = None
@@ -73,9 +98,16 @@ class ModelSettings:
     """Width inside the MLPs of "vit"; null: four times its own."""
 
     def __post_init__(self) -> None:
-        for key in ("image_size", "patch_size", "hidden_size", "layers", "heads", "mlp_size"):
+        for key in ("image_size", "resize", "patch_size", "hidden_size", "layers", "heads", "mlp_size"):
             if (number := getattr(self, key)) is not None and number < 1:
                 raise ValueError(f"{key} must be at least 1, got {number}")
+        if self.crop is not None and self.resize is not None:
+            raise ValueError("crop and resize both say how much of the image the net sees: give one of them")
+        for key in ("mean", "std"):
+            if (given := getattr(self, key)) is not None and len(given) not in (1, 3):
+                raise ValueError(f"{key} is 1 or 3 numbers, one per channel, got {len(given)}")
+        if self.std is not None and min(self.std) <= 0:
+            raise ValueError(f"std must be positive, got {list(self.std)}")
 
 
 @dataclass(frozen=True)

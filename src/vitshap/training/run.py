@@ -225,8 +225,11 @@ def _data(recipe: Recipe, console: Console) -> Splits:
         settings.source,
         layout=settings.layout,
         channels=settings.channels,
+        split=settings.split,
+        groups=settings.groups,
         seed=settings.seed,
         cache=settings.cache,
+        unpack_limit=settings.unpack_limit,
     )
     given = {name: getattr(recipe, name).loop.batch_size for name in STAGES if getattr(recipe, name) is not None}
     sizes = {name: 1 if size == "auto" else size for name, size in given.items()}
