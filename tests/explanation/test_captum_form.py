@@ -116,6 +116,12 @@ def test_a_net_with_one_output_needs_no_target():
     )
 
 
+def test_an_image_without_a_batch_is_refused(explainer):
+    size = explainer.surrogate.image_size
+    with pytest.raises(ValueError, match=r"inputs are \[B, C, H, W\].*; got \[3, "):
+        explainer.attribute(torch.zeros(3, *size))
+
+
 def test_inputs_that_require_gradients_stay_as_they_are(explainer):
     images = random_images(2).requires_grad_()
     before = images.detach().clone()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -46,9 +47,15 @@ from transformers import ViTConfig as OwnConfig, ViTForImageClassification as Ow
 
 def test_code_in_a_folder_is_not_run(tmp_path: Path, asked: list[str]) -> None:
     folder, marker = _with_code(tmp_path / "net", model_type="own-vit")
-    with pytest.raises(ValueError, match="needs Python code of its own, which is never run") as caught:
-        load_model(str(folder))
-    assert "\n" not in str(caught.value)
+    surrogate = vitshap.wrap(nets.build("transformers ViT"), check=False)
+    loading = (
+        lambda: load_model(str(folder)),
+        lambda: vitshap.Explainer(surrogate, vitshap.ExplainerConfig(init=str(folder))),
+    )
+    for load in loading:
+        with pytest.raises(ValueError, match="needs Python code of its own, which is never run") as caught:
+            load()
+        assert "\n" not in str(caught.value)
     assert not marker.exists()
     assert asked == []
 
@@ -59,6 +66,30 @@ def test_a_net_that_transformers_has_itself_needs_no_code(tmp_path: Path, asked:
     assert model.num_classes == nets.CLASSES
     assert not marker.exists()
     assert asked == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "preprocessor_config.json"])
+def test_pipes_in_a_folder_are_not_read(tmp_path: Path, file: str) -> None:
+    nets.build("transformers ViT").save_pretrained(tmp_path / "net")
+    (tmp_path / "net" / file).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "net" / file)
+    if file == "preprocessor_config.json":  # as if it were absent
+        model, said = load_model(str(tmp_path / "net"))
+        assert model.preprocess is not None
+        assert any("does not say how it wants its images" in line for line in said)
+        return
+    with pytest.raises(ValueError, match="cannot be loaded with transformers") as caught:
+        load_model(str(tmp_path / "net"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_configuration_nested_too_deeply(tmp_path: Path) -> None:
+    nets.build("transformers ViT").save_pretrained(tmp_path / "net")
+    (tmp_path / "net" / "config.json").write_text("[" * 200_000 + "]" * 200_000)
+    with pytest.raises(ValueError, match="cannot be loaded with transformers") as caught:
+        load_model(str(tmp_path / "net"))
+    assert "\n" not in str(caught.value)
 
 
 def test_every_call_that_loads_from_transformers_forbids_it() -> None:

@@ -2,6 +2,10 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +206,27 @@ def test_settings_that_cannot_work(setting: str, said: str, tmp_path: Path) -> N
     result = _train(images, tmp_path / "out", "--set", setting)
     assert result.exit_code == 2, result.output
     assert said in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_command_in_the_midst_of_a_long_call(number: signal.Signals) -> None:
+    program = """
+import signal, torch
+from vitshap.training.command import user_errors
+signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the command does
+matrix = torch.rand(6000, 6000)
+with user_errors():
+    print("ready", flush=True)
+    torch.linalg.eigvals(matrix)  # minutes
+print("finished")
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.5)  # it is computing by now
+    process.send_signal(number)
+    said, errors = process.communicate()
+    assert process.returncode == 128 + number
+    assert said == ""
+    assert errors == "error: interrupted; the same command with --resume continues\n"

@@ -33,7 +33,7 @@ LARGEST = 8.0
 
 @dataclass(frozen=True)
 class ExplainerConfig:
-    """What the network is made of; each field is a row of the paper's ablation table."""
+    """What the network is made of, where it starts, and which of it is trained."""
 
     extra_block: bool = True
     """One more attention block between trunk and fully connected layers; a U-Net has neither."""

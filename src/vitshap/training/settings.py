@@ -19,6 +19,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import yaml
 
 T = TypeVar("T")
+_SHORT = reprlib.Repr()  # what errors show of a value, which may be huge
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 200, 200
 
 
 class SettingsError(ValueError):
@@ -76,7 +78,7 @@ def to_yaml(plain: Mapping[str, Any]) -> str:
 def from_plain(default: T, plain: Any, path: str = "") -> T:
     """``default`` (a dataclass instance) with what ``plain`` sets, checked; ``path`` is the key it stands under."""
     if not isinstance(plain, Mapping):
-        raise SettingsError(f"{path or 'the recipe'} is a group of keys, got {reprlib.repr(plain)}")
+        raise SettingsError(f"{path or 'the recipe'} is a group of keys, got {_SHORT.repr(plain)}")
     cls: Any = type(default)
     hints = get_type_hints(cls)
     known = [field.name for field in dataclasses.fields(cls) if field.init]
@@ -192,7 +194,7 @@ def _unknown(path: str, key: str, known: list[str]) -> str:
 def _shown(value: Any) -> str:
     if value is None:
         return "null"
-    return f"{reprlib.repr(value)} ({'text' if isinstance(value, str) else type(value).__name__})"
+    return f"{_SHORT.repr(value)} ({'text' if isinstance(value, str) else type(value).__name__})"
 
 
 def _is_union(hint: Any) -> bool:
