@@ -6,7 +6,7 @@ Each case runs in a forked process that a watchdog ends (``tests/forked.py``); f
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +110,22 @@ def _named(done: Done, name: str) -> bool:
     return any(line.partition(": ")[0].endswith(name) for line in done.stderr.splitlines())
 
 
+def _in_short(names: Collection[str], longer: Callable[[str], bool]) -> list[Any]:
+    """Parameters of which some are left to the long tests, because much the same is tried by others."""
+    return [pytest.param(name, marks=pytest.mark.long if longer(name) else ()) for name in names]
+
+
+def _variants(names: Collection[str]) -> list[Any]:
+    """All but the first that begin with the same words are left to the long tests."""
+    seen: set[str] = set()
+    first = {name for name in names if (words := name.rpartition(" ")[0]) not in seen and not seen.add(words)}
+    return _in_short(names, lambda name: name not in first)
+
+
 # Images
 
 
-@pytest.mark.parametrize("name", hostile.UNREADABLE)
+@pytest.mark.parametrize("name", _in_short(hostile.UNREADABLE, lambda name: name.startswith("beginning.")))
 def test_a_file_that_is_no_image_fails_alone(case: Case, name: str) -> None:
     (case.folder / name).write_bytes(hostile.UNREADABLE[name])
     done = case.explain(name, case.good)
@@ -131,7 +143,7 @@ def test_an_unusual_image_is_explained(case: Case, name: str) -> None:
     assert done.stdout.count("predicted:") == 2
 
 
-@pytest.mark.parametrize("name", hostile.EITHER)
+@pytest.mark.parametrize("name", _in_short(hostile.EITHER, lambda name: name != "noisy.jpeg"))
 def test_a_damaged_image_ends_nothing(case: Case, name: str) -> None:
     (case.folder / name).write_bytes(hostile.EITHER[name])
     done = case.explain(name, case.good)
@@ -251,7 +263,7 @@ def _halved(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", _in_short(FOLDERS, lambda name: name == "bomb.zip"))
 def test_a_folder_that_cannot_be_trained_on_is_refused(case: Case, name: str) -> None:
     (case.folder / "recipe.yaml").write_text(NET + CLASSIFIER + REST + "data: {cache: results/cache}\n")
     data = FOLDERS[name](case.folder)
@@ -501,7 +513,7 @@ RECIPES: dict[str, str | bytes] = {
 }
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", _variants(RECIPES))
 def test_a_recipe_that_means_nothing_is_refused(case: Case, name: str) -> None:
     content = RECIPES[name]
     (case.folder / "recipe.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -586,7 +598,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("line", OPTIONS, ids=lambda line: line[:70])
+@pytest.mark.parametrize("line", _variants(OPTIONS), ids=lambda line: line[:80])
 def test_options_that_mean_nothing_are_refused(case: Case, line: str) -> None:
     (case.folder / "recipe.yaml").write_text(HEAD)
     (case.folder / "folder").mkdir()
