@@ -56,7 +56,10 @@ class Command:
         call = {"arguments": [str(one) for one in arguments], "cwd": str(cwd), "limit": limit}
         self._process.stdin.write(json.dumps(call) + "\n")
         self._process.stdin.flush()
-        return Done(**json.loads(self._process.stdout.readline()))
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError("the process that runs the command has ended")
+        return Done(**json.loads(answer))
 
     def close(self) -> None:
         """No more calls."""
