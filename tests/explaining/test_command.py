@@ -118,6 +118,7 @@ def test_json_comes_line_by_line_and_has_the_explainers_numbers(home: Path, bund
     assert first["box"] == pytest.approx([left, top, left + 8 * scale, top + 8 * scale], abs=0.6)
     assert (first["row"], first["column"]) == (row, column)
     assert isinstance(first["row"], int)
+    assert "rows, columns, classes and players count from 0" in record["counting"]
 
 
 def test_some_fail_the_others_are_explained(home: Path, bundle: Path) -> None:

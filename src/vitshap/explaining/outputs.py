@@ -169,9 +169,11 @@ class Heatmaps:
         """Draw the maps of one image."""
         if isinstance(entry, Failed):
             return
-        shown = replace(entry.explanation, image_box=torch.tensor([entry.picture_box]))
+        shown, picture = replace(entry.explanation, image_box=torch.tensor([entry.picture_box])), entry.picture
+        if entry.zoomed:  # in all of a panorama the map would be too small to be read
+            shown, picture = replace(shown, image_box=None), picture.crop(entry.picture_box)
         for index in entry.classes:
-            figure = shown.plot(entry.picture, target=index)
+            figure = shown.plot(picture, target=index)
             plots.save(figure, self._folder / self._name(Path(entry.path).stem, entry.label(index)))
 
     def _name(self, stem: str, label: str) -> str:
