@@ -25,7 +25,7 @@ from vitshap.training.values import Evaluator, ValueStore
 
 RECIPE = "imagenette-deit-tiny"
 """Whose steps are measured."""
-Judge = Callable[[Explainer], dict[str, float]]
+Judge = Callable[[Explainer], dict[str, float | None]]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Line:
     """Spent on values of coalitions; 0 where those of an earlier variant were used, or where they are part of training."""
     training_seconds: float
     best_epoch: int
-    scores: dict[str, float]
+    scores: dict[str, float | None]
 
 
 def variants(views: int, coalitions: int, num_players: int, *, passes: int = 2) -> dict[str, ExplainerTraining]:

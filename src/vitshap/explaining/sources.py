@@ -62,7 +62,7 @@ class Source:
             return self._call(pixels, wanted.fixed)
         if isinstance(self.method, Explainer):  # all classes come in the one pass, the prediction too
             return self._call(pixels, None)
-        return self._call(pixels, wanted.choose(self.model.game(pixels).grand))
+        return self._call(pixels, wanted.choose)  # of the prediction that the method computes anyway
 
     def _call(self, pixels: Tensor, target: Target) -> Explanation:
         explanation: Explanation = self.method(pixels, target=target)

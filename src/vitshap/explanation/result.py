@@ -22,11 +22,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitshap import plots
-from vitshap.explanation.checks import ClassLike, PredictionBy, Unit, check, class_index, is_one_class
+from vitshap.explanation.checks import PredictionBy, Unit, check, is_one_class
 from vitshap.explanation.shap_form import Pictures, to_shap
+from vitshap.explanation.table_form import describe, position, to_dataframe
+from vitshap.game import ClassLike, class_index
 
 if TYPE_CHECKING:
     import numpy as np
+    import pandas
     import shap
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
@@ -37,12 +40,14 @@ FORMAT_VERSION = 1
 
 
 class PlayerValue(NamedTuple):
-    """A player, its value, and where it is in the grid: row and column for images, counted from 0."""
+    """A player, its value, and where it is in the grid: row and column for images, integers that count from 0.
+
+    Of a player with several tokens it is the token nearest to the centre of them.
+    """
 
     player: int
     value: float
     position: tuple[int, ...]
-    """Of its token; of several, the one nearest to their middle."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -85,6 +90,10 @@ class Explanation:
     def __post_init__(self) -> None:
         """Raise unless all fields fit together."""
         check(self)
+
+    def __repr__(self) -> str:
+        """Method, images, players, classes and cost; the numbers are in the fields."""
+        return describe(self)
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -138,7 +147,7 @@ class Explanation:
     def top(self, k: int, target: ClassLike | None = None) -> list[list[PlayerValue]]:
         """For each image its ``k`` players of largest value, largest first; fewer if it has fewer players.
 
-        Positions (rows and columns) are integers and count from 0.
+        Rows and columns are integers that count from 0.
         """
         if k < 1:
             raise ValueError(f"k is at least 1, got {k}")
@@ -148,7 +157,7 @@ class Explanation:
             mask = None if self.player_mask is None else self.player_mask[i]
             existing = torch.arange(values.shape[1]) if mask is None else mask.nonzero().flatten()
             order = existing[values[i, existing].argsort(descending=True, stable=True)][:k]
-            best.append([PlayerValue(p, float(values[i, p]), self._position(i, p)) for p in order.tolist()])
+            best.append([PlayerValue(p, float(values[i, p]), position(self, i, p)) for p in order.tolist()])
         return best
 
     def plot(
@@ -199,9 +208,7 @@ class Explanation:
             box=box,
             unit=self.unit,
             title=self.method if title is None else title,
-            stderrs=None
-            if self.stderr is None
-            else [cast("NDArray[np.floating]", self._errors(one)) for one in several],
+            stderrs=[self._errors(one) for one in several],
             look=look,
         )
 
@@ -220,6 +227,14 @@ class Explanation:
         unless ``allow_non_additive``: shap's readers take bars for parts of the output.
         """
         return to_shap(self, images=images, target=target, allow_non_additive=allow_non_additive)
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """As a table of pandas, a line for every image, explained class and player that the image has.
+
+        Columns: image, class, class_name, player, row, column (from 0; of a player with several patches, the one nearest
+        to its centre), value, stderr (NaN where the method knows none), prediction (the class's output for the image).
+        """
+        return to_dataframe(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one safetensors file; an existing file is replaced only by a complete one."""
@@ -289,12 +304,6 @@ class Explanation:
             known = ", ".join(self._name(c) for c in self.classes[image, :8].tolist())
             raise ValueError(f"{self._name(wanted)} was not explained for image {image}; explained: {known}")
         return hit.int().argmax(1)
-
-    def _position(self, image: int, player: int) -> tuple[int, ...]:
-        labels = self.players[image if self.players.shape[0] > 1 else 0]
-        tokens = (labels == player).nonzero()  # [n, dimensions of the grid]
-        nearest = (tokens - tokens.double().mean(0)).square().sum(1).argmin()
-        return tuple(tokens[nearest].tolist())
 
     def _name(self, index: int) -> str:
         return f"class {index}" if self.class_names is None else self.class_names[index]
