@@ -10,6 +10,7 @@ import vitshap
 ROOMS = [
     "_version",
     "compat",
+    "files",
     "counter",
     "coalitions",
     "players",

@@ -262,7 +262,7 @@ def test_any_net_at_once_with_error_bars(home: Path, weights: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "it knows 1,000 classes: tench, goldfish" in result.stdout
     assert "not fine-tuned for missing patches" in result.stdout
-    assert " per image (450 evaluations each" in result.stdout
+    assert "450 evaluations per image, asked for: about " in result.stdout
     assert " ± " in result.stdout
     assert "standard error up to" in result.stdout
     record = json.loads((home / "a.jsonl").read_text())

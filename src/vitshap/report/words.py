@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from vitshap.estimators.reliability import reliability_from_errors
 from vitshap.explanation import Explanation
 from vitshap.plots.colours import Z
 from vitshap.report.entries import Explained
@@ -17,6 +18,9 @@ HALF = 0.5
 """Of what speaks for a class: the patches that make it up are named first."""
 SMALL = 2.0
 """Pixels along a patch's side below which a photo is called too small."""
+NOISY = 0.5
+"""A sampled map is called mostly noise below this reliability: then less than half of the variance between patches is
+signal, and its expected correlation with the converged map is below 0.71, the root of that."""
 _THING = {"probability": "probability", "logit": "logit", "output": "output"}
 
 
@@ -102,7 +106,12 @@ def _looks_at(entry: Explained, index: int) -> str:
         half += f", {value_text(float(sum(patch.value for patch in key)), 'probability')} percentage points"
     doubtful = sum(patch.stderr is not None and patch.value <= Z * patch.stderr for patch in key)
     doubt = f" Most of this is uncertain: the 95 % interval of {doubtful} of these {count} includes zero."
-    return f"{looks}: {half}.{doubt if 2 * doubtful >= count else ''}"
+    reliable = reliability(entry, index)
+    if reliable is not None and reliable < NOISY:
+        doubt = f" But this map is mostly noise: its estimated reliability is {reliable:.2f}."
+    elif 2 * doubtful < count:
+        doubt = ""
+    return f"{looks}: {half}.{doubt}"
 
 
 def _existing(explanation: Explanation) -> int:
@@ -166,7 +175,9 @@ def accuracy(entry: Explained, index: int, *, points: bool = False) -> str | Non
         return "exact"
     share = f", {largest / spread:.0%} of the values' range" if spread > 0 else ""
     unit = explanation.unit if points else ""
-    return f"standard error up to {with_unit(size_text(largest, unit), unit)}{share}"
+    reliable = reliability(entry, index)
+    said = "" if reliable is None else f"; estimated reliability {reliability_text(reliable)}"
+    return f"standard error up to {with_unit(size_text(largest, unit), unit)}{share}{said}"
 
 
 def uncertain(entry: Explained, index: int) -> str | None:
@@ -180,6 +191,18 @@ def uncertain(entry: Explained, index: int) -> str | None:
     if pale == 0:
         return None
     return f"paler: the {pale} of {_existing(explanation)} patches whose 95 % interval includes zero"
+
+
+def reliability(entry: Explained, index: int) -> float | None:
+    """Estimated share of the variance between patches that is not sampling error, 0 to 1; None where it is not known."""
+    if entry.explanation.stderr is None:
+        return None
+    return max(0.0, float(reliability_from_errors(entry.explanation)[0, entry.classes.index(index)]))
+
+
+def reliability_text(value: float) -> str:
+    """A reliability, and a word where it is low."""
+    return f"{value:.2f} (mostly noise)" if value < NOISY else f"{value:.2f}"
 
 
 def convergence(explanation: Explanation) -> str | None:
