@@ -13,7 +13,7 @@ from vitshap.report.inline import map_uri, photo_uri
 from vitshap.report.patches import Patch, patches
 
 PREDICTIONS = 5
-LARGE, SMALL = 34, 13
+LARGE, SMALL = 34, 15
 """Greatest heights of the first map and of the others, in rem."""
 UNSEEN = 0.25
 """Share of the photo that the net does not see from which a sentence says so."""
