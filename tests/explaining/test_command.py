@@ -336,7 +336,8 @@ def test_parquet(home: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert parquet.ParquetFile(home / "b.parquet").num_row_groups == 3
 
 
-def test_an_interrupted_run_leaves_a_whole_report(home: Path, bundle: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_leaves_a_whole_report(home: Path, bundle: Path, number: int, code: int) -> None:
     made.photos(home / "many", 400)
     command = [
         sys.executable,
@@ -366,10 +367,11 @@ def test_an_interrupted_run_leaves_a_whole_report(home: Path, bundle: Path) -> N
     ):
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(5)]
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         lines += process.stdout.readlines()
     said = errors.read_text()
-    assert process.returncode == 130, said
+    assert process.returncode == code, said
+    assert said.count("interrupted: ") == 1
     assert "Traceback" not in said
     report = (home / "vitshap-output" / "report.html").read_text()
     assert len(lines) - 1 <= report.count('<article class="card"') <= len(lines)
