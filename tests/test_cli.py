@@ -87,3 +87,27 @@ def test_bench_convergence_on_a_small_net(tmp_path: Path) -> None:
     assert [line["estimator"] for line in found["lines"]] == ["kernelshap"]
     assert -1 <= found["lines"][0]["correlation"] <= 1
     assert len(found["threshold"]["evaluations"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["explain", "x.png", "--method", "exact", "--method", "random"], "--method"),
+        (["explain", "x.png", "--top", "1", "--top=2"], "--top"),
+        (["explain", "x.png", "--heatmaps", "--no-heatmaps"], "--heatmaps"),
+        (["train", "digits", "--out", "a", "--out", "b"], "--out"),
+        (["demo", "--out", "a", "--out", "b"], "--out"),
+        (["bench", "coalitions", "--device", "cpu", "--device", "cuda"], "--device"),
+    ],
+)
+def test_an_option_of_one_value_is_not_given_twice(arguments: list[str], option: str) -> None:
+    result = run(app, arguments)
+    assert result.exit_code == 2
+    assert f"{option} is given more than once" in " ".join(result.output.split())
+
+
+def test_options_of_many_values_are_given_often(tmp_path: Path) -> None:
+    result = run(app, ["explain", str(tmp_path / "none.png"), "--target", "a", "--target", "b"])
+    assert "no such file" in result.output
+    keys = run(app, ["train", "digits", "--set", "data.seed=1", "--set", "data.seed=2", "--keys"])
+    assert keys.exit_code == 0

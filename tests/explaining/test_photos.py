@@ -102,6 +102,10 @@ def test_turned_photos_are_upright_and_large_ones_small(tmp_path: Path) -> None:
     assert opened.size == (SHOWN, 2 * SHOWN)
     assert opened.picture.size == (SHOWN // 2, SHOWN)
     assert made.PREPROCESS.box(opened.image)[2] <= SHOWN, "the box is in the upright image"
+    Image.new("RGB", (4 * SHOWN, SHOWN)).save(tmp_path / "panorama.png")
+    assert read_photo(tmp_path / "panorama.png").picture.size == (2 * SHOWN, SHOWN // 2)
+    Image.new("RGB", (8 * SHOWN, 20)).save(tmp_path / "strip.png")
+    assert read_photo(tmp_path / "strip.png").picture.size[0] == 4 * SHOWN
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")

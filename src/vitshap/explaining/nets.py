@@ -18,7 +18,6 @@ import torch
 from vitshap.data import ImageData
 from vitshap.models import MaskedModel
 
-NOT_REACHED = "; the Hugging Face hub cannot be reached from here"
 HUB_SECONDS = 3.0
 """What the hub may take to answer before what is stored on this machine has to do; its own client tries for a minute."""
 
@@ -38,31 +37,34 @@ def load_model(name: str, weights: str | None = None) -> tuple[MaskedModel, tupl
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
-        with reachable_hub(None if weights is not None else name) as reached:
-            try:
+        try:
+            with reachable_hub(None if weights is not None else name):
                 model = build_model(ModelSettings(name=name, weights=weights), nobody, keep_head=True)
-            except ValueError as error:
-                raise ValueError(_in_our_words(str(error)) + ("" if reached else NOT_REACHED)) from error
+        except ValueError as error:
+            raise ValueError(_in_our_words(str(error))) from error
     model.class_names = model.adapter.class_names()
     return model, tuple(dict.fromkeys(_text(one) for one in caught if _concerns(one, name)))
 
 
 @contextmanager
-def reachable_hub(name: str | None) -> Iterator[bool]:
+def reachable_hub(name: str | None) -> Iterator[None]:
     """Within, a hub that cannot be reached is not asked again and again: what it would be asked for must be stored here.
 
-    ``name`` is what may have to be fetched, None for nothing. Gives whether the hub can be reached, as far as that is
-    known: behind a proxy it is not.
+    ``name`` is what may have to be fetched, None for nothing. Behind a proxy it is not known whether the hub answers: then
+    nothing is changed.
     """
     from huggingface_hub import constants
 
     local = name is None or Path(os.path.expanduser(name)).exists()
     if local or constants.HF_HUB_OFFLINE or urllib.request.getproxies() or _answers(constants.ENDPOINT):
-        yield True
+        yield
         return
     constants.HF_HUB_OFFLINE = True
     try:
-        yield False
+        yield
+    except ValueError as error:
+        said = re.sub(r"\s*To [^.]*HF_HUB_OFFLINE[^.]*\.", "", str(error))
+        raise ValueError(f"{said}; the Hugging Face hub cannot be reached from here") from error
     finally:
         constants.HF_HUB_OFFLINE = False
 
@@ -99,6 +101,5 @@ def _channels(name: str) -> int:
 
 def _in_our_words(message: str) -> str:
     """The training's settings under the names of this command's options."""
-    message = re.sub(r"give a file with --set .*", "give a file with --weights", message)
-    message = re.sub(r" To disable it, please unset the \W?HF_HUB_OFFLINE\W? environment variable\.?", "", message)
+    message = re.sub(r"give a file with --set [^;]*", "give a file with --weights", message)
     return message.replace("model.weights", "--weights")

@@ -21,7 +21,6 @@ from vitshap import plots
 from vitshap.explaining.wanted import only
 from vitshap.explanation import Explanation
 from vitshap.report import Explained, Failed, Patch, page, patches, words
-from vitshap.report.words import hints
 
 PREDICTIONS = 5
 COUNTING = "rows, columns, classes and players count from 0; rows and columns from the top left of the box"
@@ -92,7 +91,7 @@ def record(entry: Explained | Failed, *, k: int = 5) -> dict[str, Any]:
     if e.converged is not None:
         found["converged"] = bool(e.converged[0])
     found |= {"method": e.method, "evaluations": e.evaluations, "seconds": e.seconds}
-    return found | {"warnings": list(entry.warnings), "notes": [*entry.notes, *hints(entry)]}
+    return found | {"warnings": list(entry.warnings), "notes": [*entry.notes, *words.hints(entry)]}
 
 
 class JsonLines:
@@ -218,12 +217,14 @@ class Heatmaps:
         self._explained = True
         if not self._drawing:
             return
-        shown = replace(entry.explanation, image_box=torch.tensor([entry.picture_box]))
+        shown, picture = replace(entry.explanation, image_box=torch.tensor([entry.picture_box])), entry.picture
+        if entry.zoomed:  # in all of a panorama the map would be too small to be read
+            shown, picture = replace(shown, image_box=None), picture.crop(entry.picture_box)
         for index in entry.classes:
             path = self._folder / self._name(Path(entry.path).stem, entry.label(index))
             temporary = self._folder / f".{uuid.uuid4().hex}.png"
             try:
-                plots.save(shown.plot(entry.picture, target=index), temporary)
+                plots.save(shown.plot(picture, target=index), temporary)
                 content = temporary.read_bytes()
                 temporary.write_bytes(content[:_PNG_HEADER] + _MARK + content[_PNG_HEADER:])
                 os.replace(temporary, path)

@@ -105,7 +105,7 @@ class Opened(NamedTuple):
     image: Image.Image
     """Loaded, upright, of any mode; a very large photo is shrunk."""
     picture: Image.Image
-    """Upright, RGB, at most ``SHOWN`` pixels a side."""
+    """Upright, RGB, at most ``SHOWN`` pixels a side; a panorama has more, for the net sees a small part of it."""
     size: tuple[int, int]
     """Width and height of the upright original."""
     notes: tuple[str, ...]
@@ -270,7 +270,8 @@ def _notes(image: Image.Image) -> Iterator[str]:
 
 
 def _small(upright: Image.Image) -> Image.Image:
-    scale = SHOWN / max(upright.size)
+    shorter, longer = sorted(upright.size)
+    scale = min(max(SHOWN / longer, SHOWN / 2 / shorter), 4 * SHOWN / longer)
     if scale >= 1:
         return eight_bit(upright)
     width, height = (max(round(side * scale), 1) for side in upright.size)

@@ -62,8 +62,7 @@ def about_entry(entry: Explained | Failed, source: Source, *, k: int) -> Iterato
     if source.method_name == CHANCE:
         yield f"  patches that chance drew highest, which explains nothing about {entry.label(first)}:"
     else:
-        most = f"patches that speak most for {entry.label(first)}{_ends(entry, source)}"
-        yield f"  {most}, rows and columns counted from 1:"
+        yield f"  patches that speak most for {entry.label(first)}{_ends(entry, source)}, rows and columns counted from 1:"
     for rank, patch in enumerate(patches(entry, k, first), 1):
         error = "" if patch.stderr is None else f" ± {plain(patch.stderr)}"
         yield f"    {rank}. {signed(patch.value)}{error}  {patch.place}: {patch.cell} ({patch.pixels})"

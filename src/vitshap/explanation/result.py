@@ -208,9 +208,7 @@ class Explanation:
             box=box,
             unit=self.unit,
             title=self.method if title is None else title,
-            stderrs=None
-            if self.stderr is None
-            else [cast("NDArray[np.floating]", self._errors(one)) for one in several],
+            stderrs=[self._errors(one) for one in several],
             look=look,
         )
 

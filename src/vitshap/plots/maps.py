@@ -76,7 +76,7 @@ def class_row(
     box: Box | None = None,
     unit: str = "score",
     title: str = "",
-    stderrs: Sequence[NDArray[np.floating]] | None = None,
+    stderrs: Sequence[NDArray[np.floating] | None] | None = None,
     look: Look = DEFAULT,
 ) -> Figure:
     """The picture, then one map ``[rows, columns]`` per class, all on one scale so that classes compare.

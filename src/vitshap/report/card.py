@@ -13,7 +13,7 @@ from vitshap.report.inline import map_uri, photo_uri
 from vitshap.report.patches import Patch, patches
 
 PREDICTIONS = 5
-LARGE, SMALL = 34, 13
+LARGE, SMALL = 34, 15
 """Greatest heights of the first map and of the others, in rem."""
 UNSEEN = 0.25
 """Share of the photo that the net does not see from which a sentence says so."""
@@ -164,7 +164,7 @@ def _map(entry: Explained, index: int, summary: Summary, best: list[Patch] | Non
         f'<figure class="{"main" if best is not None else "other"}" style="{widest}">'
         f'<div class="map" style="aspect-ratio:{width:.1f}/{height:.1f}">'
         f'<div class="base" style="{_placed(photo, entry.window)}"></div>'
-        f'<div class="{"seen" if _sees_all(entry) else "seen part"}" style="{_placed(entry.box, entry.window)}">'
+        f'<div class="{"seen" if _sees_all(entry) else "seen cropped"}" style="{_placed(entry.box, entry.window)}">'
         f"{_colours(entry, index)}</div>{marks}</div>{_legend(entry, index, large=best is not None)}"
         f'<figcaption><span class="name">{escape(name)}</span> <span class="n">{escape(output)}</span>'
         + "".join(f'<span class="line">{escape(line)}</span>' for line in _lines(entry, index, best is not None))

@@ -10,15 +10,15 @@ from PIL import Image
 from vitshap import plots
 from vitshap.report.entries import Explained
 
-PHOTO_SIDE = 640
-"""Pixels of the photo's longer side, at most."""
+PHOTO_SIDE, PANORAMA_SIDE = 640, 1600
+"""Pixels of the photo's longer side, at most; of one that is seen in part alone, the more."""
 LEAST_SIDE = 160
 _QUALITY = 80
 
 
 def photo_uri(entry: Explained) -> str:
-    """The photo; of one that is seen in part alone, as many pixels as there are."""
-    most = max(PHOTO_SIDE, *entry.picture.size) if entry.zoomed else PHOTO_SIDE
+    """The photo."""
+    most = PANORAMA_SIDE if entry.zoomed else PHOTO_SIDE
     # No more pixels than the photo can fill: a photo of 32 pixels says no more at 640.
     return data_uri(plots.thumbnail(entry.picture, min(most, max(LEAST_SIDE, 4 * max(entry.picture.size)))))
 

@@ -106,7 +106,12 @@ def _looks_at(entry: Explained, index: int) -> str:
         half += f", {value_text(float(sum(patch.value for patch in key)), 'probability')} percentage points"
     doubtful = sum(patch.stderr is not None and patch.value <= Z * patch.stderr for patch in key)
     doubt = f" Most of this is uncertain: the 95 % interval of {doubtful} of these {count} includes zero."
-    return f"{looks}: {half}.{doubt if 2 * doubtful >= count else ''}"
+    reliable = reliability(entry, index)
+    if reliable is not None and reliable < NOISY:
+        doubt = f" But this map is mostly noise: its estimated reliability is {reliable:.2f}."
+    elif 2 * doubtful < count:
+        doubt = ""
+    return f"{looks}: {half}.{doubt}"
 
 
 def _existing(explanation: Explanation) -> int:
