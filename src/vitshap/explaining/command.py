@@ -84,6 +84,12 @@ def run(request: Request) -> int:
 
 def _run(request: Request, terminal: Terminal) -> int:
     found = _photos(request)
+    with locked_folder(request.out):
+        refuse_foreign_report(request.out)
+        return _explain(request, found, terminal)
+
+
+def _explain(request: Request, found: Found, terminal: Terminal) -> int:
     with working(terminal, f"loading {request.model or request.bundle or 'the explainer'}"):
         source = _source(request)
     wanted = Wanted.parse(request.targets, source.model, top=request.top)
@@ -94,8 +100,6 @@ def _run(request: Request, terminal: Terminal) -> int:
     tally = _Tally()
     try:
         with ExitStack() as stack:
-            stack.enter_context(locked_folder(request.out))
-            refuse_foreign_report(request.out)
             sinks = _sinks(request, found, source, stack, batch, facts)
             bar = stack.enter_context(progress_bar(terminal, len(found.photos)))
             for missing in found.missing:
