@@ -1,6 +1,7 @@
 """The command: help, version, measurements on small work, errors with exit code 2."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from vitshap import __version__
 from vitshap.bench import coalitions as bench
 from vitshap.bench import machine
 from vitshap.cli import app
+from vitshap.models import wrap
 
 run = CliRunner().invoke
 
@@ -23,7 +25,7 @@ def test_version_and_help() -> None:
 def test_bench_coalitions_reports_every_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "seconds", lambda work, device: machine.seconds(work, device, at_least=0, rounds=1))
     out = tmp_path / "numbers.json"
-    result = run(app, ["bench", "coalitions", "--device", "cpu", "--coalitions", "2", "--out", str(out)])
+    result = run(app, ["bench", "coalitions", "--device", "cpu", "--seconds", "1", "--out", str(out)])
     assert result.exit_code == 0, result.output
     lines = json.loads(out.read_text())["lines"]
     assert {line["threads"] for line in lines} == {1, 2}
@@ -35,6 +37,15 @@ def test_bench_coalitions_reports_every_way(tmp_path: Path, monkeypatch: pytest.
     for line in lines:
         first = next(other for other in lines if other["threads"] == line["threads"])
         assert line["ratio"] == pytest.approx(line["per_second"] / first["per_second"])
+    said = result.stderr.splitlines()
+    assert re.fullmatch(r"\d+ coalitions of each of [1-4] images", said[0])
+    assert said[1:4] == [f"{line['way']}, threads: 1" for line in lines[:3]]
+
+
+def test_bench_coalitions_does_what_time_allows() -> None:
+    model = wrap(bench.build_net("transformers", "tiny"))
+    assert bench._affordable(model, 4, 1e-9, runs=6) == (1, 2)
+    assert bench._affordable(model, 4, 1e9, runs=6) == (4, bench.MOST_ON_CPU)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -76,3 +87,27 @@ def test_bench_convergence_on_a_small_net(tmp_path: Path) -> None:
     assert [line["estimator"] for line in found["lines"]] == ["kernelshap"]
     assert -1 <= found["lines"][0]["correlation"] <= 1
     assert len(found["threshold"]["evaluations"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["explain", "x.png", "--method", "exact", "--method", "random"], "--method"),
+        (["explain", "x.png", "--top", "1", "--top=2"], "--top"),
+        (["explain", "x.png", "--heatmaps", "--no-heatmaps"], "--heatmaps"),
+        (["train", "digits", "--out", "a", "--out", "b"], "--out"),
+        (["demo", "--out", "a", "--out", "b"], "--out"),
+        (["bench", "coalitions", "--device", "cpu", "--device", "cuda"], "--device"),
+    ],
+)
+def test_an_option_of_one_value_is_not_given_twice(arguments: list[str], option: str) -> None:
+    result = run(app, arguments)
+    assert result.exit_code == 2
+    assert f"{option} is given more than once" in " ".join(result.output.split())
+
+
+def test_options_of_many_values_are_given_often(tmp_path: Path) -> None:
+    result = run(app, ["explain", str(tmp_path / "none.png"), "--target", "a", "--target", "b"])
+    assert "no such file" in result.output
+    keys = run(app, ["train", "digits", "--set", "data.seed=1", "--set", "data.seed=2", "--keys"])
+    assert keys.exit_code == 0

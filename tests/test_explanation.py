@@ -1,6 +1,7 @@
 """Explanations: what they refuse, what they say, and that they survive the disk."""
 
 import json
+import sys
 from dataclasses import fields, replace
 
 import pytest
@@ -171,12 +172,64 @@ def test_class_index_by_name_needs_names():
 
 def test_top_lists_the_largest_values_with_their_places():
     assert ragged().top(2) == [
-        [PlayerValue(1, 3.0, (0.0, 1.5)), PlayerValue(2, 2.0, (0.0, 3.0))],
-        [PlayerValue(0, -1.0, (0.0, 1.5)), PlayerValue(1, -2.0, (0.0, 0.0))],
+        [PlayerValue(1, 3.0, (0, 1)), PlayerValue(2, 2.0, (0, 3))],
+        [PlayerValue(0, -1.0, (0, 1)), PlayerValue(1, -2.0, (0, 0))],
     ]
+    assert all(type(axis) is int for best in ragged().top(2) for player in best for axis in player.position)
     assert [len(best) for best in ragged().top(9)] == [3, 2]  # players that an image lacks are not listed
     with pytest.raises(ValueError, match="at least 1"):
         ragged().top(0)
+
+
+def test_a_player_of_many_patches_is_where_most_of_it_is():
+    labels = torch.zeros(1, 3, 5, dtype=torch.int64)
+    labels[0, 0, 4] = (
+        1  # the other player is everything else: its centre is the middle of the grid, a bit down and left
+    )
+    explanation = make(images=1, grid=(1, 2), players=labels, additive=False)
+    assert {player.player: player.position for player in explanation.top(2)[0]} == {0: (1, 2), 1: (0, 4)}
+
+
+def test_repr_is_one_line_without_numbers():
+    assert repr(make()) == (
+        "<Explanation by made up: 2 images, 6 players on a grid of 2 x 3, 3 of 4 classes, unit probability, "
+        "64 evaluations and 0.1 s per image>"
+    )
+    assert "1 image, " in repr(make()[0])
+
+
+def test_a_table_has_a_line_for_every_value():
+    explanation = make(stderr=torch.rand(2, 6, 3))
+    table = explanation.to_dataframe()
+    columns = ["image", "class", "class_name", "player", "row", "column", "value", "stderr", "prediction"]
+    assert list(table.columns) == columns
+    assert len(table) == 2 * 6 * 3
+    line = table[(table["image"] == 1) & (table["class"] == 2) & (table["row"] == 1) & (table["column"] == 0)]
+    assert line["player"].tolist() == [3]
+    assert line["class_name"].tolist() == ["crane"]
+    assert line["value"].tolist() == [float(explanation.values[1, 3, 2])]
+    assert line["stderr"].tolist() == [float(explanation.stderr[1, 3, 2])]
+    assert line["prediction"].tolist() == [float(explanation.prediction[1, 2])]
+    assert table["row"].dtype == table["column"].dtype == int
+
+
+def test_a_table_leaves_out_players_that_an_image_lacks():
+    table = ragged().to_dataframe()
+    assert table[["image", "player", "column"]].to_numpy().tolist() == [
+        [0, 0, 0],
+        [0, 1, 1],
+        [0, 2, 3],
+        [1, 0, 1],
+        [1, 1, 0],
+    ]
+    assert table["stderr"].isna().all()
+    assert table["class_name"].isna().all()
+
+
+def test_a_table_without_pandas_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        make().to_dataframe()
 
 
 @given(
@@ -191,7 +244,8 @@ def test_top_agrees_with_sorting_the_heatmap(images, k, target, seed):
     for best, heat in zip(explanation.top(k, target), explanation.heatmap(target), strict=True):
         assert [p.value for p in best] == sorted(heat.flatten().tolist(), reverse=True)[:k]
         for player in best:
-            row, column = (int(x) for x in player.position)
+            row, column = player.position
+            assert isinstance(row, int)
             assert float(heat[row, column]) == player.value
 
 

@@ -9,6 +9,7 @@ from PIL import Image
 
 from tests.small_nets import random_images, small_net
 from vitshap.analytic import additive
+from vitshap.explainers import Explainer
 from vitshap.explanation import Explanation
 from vitshap.game import Game
 from vitshap.methods import (
@@ -70,12 +71,24 @@ def test_unknown_names_and_options_name_the_nearest():
     model = small_net()
     with pytest.raises(ValueError, match='no method is named "leave-one"; did you mean "leave-one-out"'):
         method("leave-one", model)
-    with pytest.raises(ValueError, match="there are: exact, kernelshap, permutation, leave-one-out, random"):
-        method("zzz", model)
+    for far in ("zzz", "gradcam"):  # half of the letters of "gradcam" are those of "random"
+        with pytest.raises(ValueError, match=f'no method is named "{far}"; there are: {", ".join(methods())}$'):
+            method(far, model)
+    with pytest.raises(ValueError, match='no method is named "perm"; did you mean "permutation"'):
+        method("perm", model)
     with pytest.raises(TypeError, match='random has no option "sed"; did you mean "seed"'):
         method("random", model, sed=3)
     with pytest.raises(TypeError, match='no option "model"'):
         method("random", model, model=model)
+
+
+def test_a_bare_net_is_to_be_wrapped_first():
+    model = small_net()
+    for name in methods():
+        with pytest.raises(TypeError, match=r"got ViTForImageClassification: wrap it first, vitshap\.wrap\(net\)"):
+            method(name, model.net)
+    with pytest.raises(TypeError, match=r"give explainer\.surrogate"):
+        method("kernelshap", Explainer(model))
 
 
 @pytest.mark.usefixtures("table")
@@ -161,6 +174,7 @@ def test_a_game_without_players_is_refused():
         (["heron", 0], [[3, 0], [3, 0]]),
         (torch.tensor([3, 0]), [[3], [0]]),
         (torch.tensor([[3, 0], [1, 2]], dtype=torch.int32), [[3, 0], [1, 2]]),
+        (lambda prediction: prediction.argmin(1), [[3], [1]]),
     ],
 )
 def test_targets_are_read(target, classes):

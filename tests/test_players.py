@@ -1,11 +1,12 @@
 """Players: one mechanism from coalitions to tokens."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitshap.players import blocks, from_labels, patches, resolve
+from vitshap.players import blocks, from_labels, from_pixels, patches, resolve
 
 
 def _keep_by_hand(labels: torch.Tensor, coalition: torch.Tensor) -> list[bool]:
@@ -40,6 +41,47 @@ def test_one_map_per_image_with_unequal_numbers_of_players() -> None:
     keep = players.keep_tokens(coalitions, image)
     for row, i, coalition in zip(keep, image, coalitions, strict=True):
         assert row.tolist() == _keep_by_hand(labels[i], coalition)
+
+
+def test_segments_of_pixels_go_to_the_patches_that_hold_most_of_them() -> None:
+    labels = np.full((8, 12), 7)  # as scikit-image counts: any numbers
+    labels[:, 4:] = 3
+    labels[0:4, 8:12] = 9
+    labels[3, 8:12] = 3  # 12 of 16 pixels of that patch remain
+    labels[4:8, 0:2], labels[7, 2] = 5, 5  # 9 of 16
+    players = from_pixels(labels, (2, 3))
+    assert players.labels.tolist() == [[[2, 0, 3], [1, 0, 0]]]
+    assert players.num_players == 4
+    twice = np.repeat(np.repeat(labels, 2, 0), 2, 1)  # the same segments at another resolution
+    assert torch.equal(from_pixels(twice, (2, 3)).labels, players.labels)
+    framed = np.pad(labels, ((1, 2), (3, 4)), constant_values=1)  # of a larger picture, of which the net sees a part
+    assert torch.equal(from_pixels(framed, (2, 3), box=(3, 1, 15, 9)).labels, players.labels)
+
+
+def test_segments_that_win_no_patch_are_no_players_and_negative_ones_nobody() -> None:
+    labels = torch.zeros(2, 4, 4, dtype=torch.int32)
+    labels[0, 0, 0] = 4  # one pixel of four
+    labels[1, :2, :2] = -3
+    labels[1, 2:, 2:] = torch.tensor([[8, 8], [0, 0]])  # as many of each: the smaller label
+    with pytest.warns(UserWarning, match="2 of 4 segments have the most pixels of no patch"):
+        players = from_pixels(labels, (2, 2))
+    assert players.labels.tolist() == [[[0, 0], [0, 0]], [[-1, 0], [0, 0]]]
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "error", "says"),
+    [
+        (torch.zeros(4, 4), {}, TypeError, "float32"),
+        ([[0]], {}, TypeError, "list"),
+        (torch.zeros(4, dtype=torch.int64), {}, ValueError, r"\[H, W\]"),
+        (torch.zeros(1, 4, dtype=torch.int64), {}, ValueError, "2 of 2 x 2 patches hold no pixel"),
+        (torch.zeros(4, 4, dtype=torch.int64), {"box": (4, 0, 0, 4)}, ValueError, "left, top, right, bottom"),
+        (torch.zeros(4, 4, dtype=torch.int64), {"box": (0, 0, 8, 4)}, ValueError, "hold no pixel"),
+    ],
+)
+def test_bad_maps_of_pixels_are_named(labels, options, error, says: str) -> None:
+    with pytest.raises(error, match=says):
+        from_pixels(labels, (2, 2), **options)
 
 
 def test_nobodys_tokens_are_always_kept() -> None:

@@ -113,6 +113,13 @@ def test_a_photo_is_explained_offline(fresh: Path, tmp_path: Path) -> None:
     assert (tmp_path / "vitshap-output" / "report.html").stat().st_size > 10_000
 
 
+def test_the_readme_needs_core_dependencies_only(fresh: Path, tmp_path: Path) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "block.py").write_text(block)
+    _done([str(fresh / "python"), "block.py"], tmp_path)
+    assert (tmp_path / "explained.png").stat().st_size > 10_000
+
+
 def _done(command: list[str], where: Path) -> str:
     """What it printed; nothing of this tree, this environment or a cache is in its way."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_", "VIRTUAL_ENV"))}

@@ -9,6 +9,7 @@ import shapiq
 import torch
 
 from tests.estimators.games import digit_like
+from tests.small_nets import random_images, small_net
 from vitshap.analytic import random_unanimity
 from vitshap.bench.estimators import from_table, softmax_table, theirs
 from vitshap.estimators.exact import exact
@@ -43,9 +44,29 @@ def test_there_and_back() -> None:
     assert torch.allclose(exact(back).values[0, :, 0], exact(game).values[0, :, 1], atol=1e-12)
 
 
-@pytest.mark.parametrize(("output", "index", "error"), [(3, 0, ValueError), (0, 1, ValueError), (1.0, 0, TypeError)])
-def test_bad_choice(output: Any, index: int, error: type[Exception]) -> None:
-    with pytest.raises(error, match=r"output|index"):
+def test_a_class_is_chosen_by_number_or_name() -> None:
+    model = small_net(class_names=["cat", "dog", "crane", "heron"])
+    game = model.game(random_images(model, 1))
+    everyone = np.ones((1, 9), dtype=bool)
+    by_name, by_number = game.as_shapiq("crane"), game.as_shapiq(2)
+    assert by_name(everyone) == by_number(everyone) != game.as_shapiq("dog")(everyone)
+    with pytest.raises(ValueError, match="nearest: crane"):
+        game.as_shapiq("cran")
+    with pytest.raises(ValueError, match="give the class by number"):
+        as_shapiq(digit_like(6, 3), "crane")
+
+
+@pytest.mark.parametrize(
+    ("output", "index", "error", "says"),
+    [
+        (3, 0, ValueError, "classes are 0 to 2"),
+        (1.0, 0, TypeError, "an int or a name, got float"),
+        (0, 1, ValueError, "index is 0 to 0"),
+        (0, True, TypeError, "index is an int, got bool"),
+    ],
+)
+def test_bad_choice(output: Any, index: int, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
         as_shapiq(digit_like(6, 3), output, index=index)
 
 

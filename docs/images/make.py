@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from sklearn.datasets import load_sample_images
 
 import vitshap
@@ -45,7 +46,7 @@ def main(folder: Path) -> None:
         unit=explanation.unit,
         title=f"{name}: {explanation.base_values.item():.2f} to {explanation.full_values.item():.2f}",
         picture_title="what the net sees",
-        overlay_alpha=0.7,
+        label=f"'{name}'",
         name="explainer",
         compare={
             f"{RANDOM_ORDERS} random orders": tuple(np.mean(order, axis=0) for order in zip(*chance, strict=True))
@@ -53,7 +54,9 @@ def main(folder: Path) -> None:
         value_label=f"probability of {name}",
     )
     saved = plots.save(figure, folder / "china.png", dpi=100)
-    Image.open(saved).convert("RGB").save(saved, optimize=True)
+    known = PngInfo()
+    known.add_text("Software", plots.SOFTWARE)
+    Image.open(saved).convert("RGB").save(saved, optimize=True, pnginfo=known)
     print(f"{saved}: {saved.stat().st_size / 1000:.0f} kB")
 
 

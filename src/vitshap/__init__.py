@@ -8,6 +8,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from vitshap import coalitions, metrics, players
 from vitshap._version import __version__
+from vitshap.compat import make_torchvision_importable
 from vitshap.estimators import truth
 from vitshap.explainers import Explainer, ExplainerConfig
 from vitshap.explanation import Explanation, quantus_explain_func
@@ -17,6 +18,8 @@ from vitshap.models import CannotMask, MaskedModel, Preprocess, wrap
 
 if TYPE_CHECKING:
     from vitshap.training import fit_classifier, fit_explainer, fit_masked_classifier, fit_surrogate
+
+make_torchvision_importable()  # timm's and transformers' nets import it; nothing above does
 
 __all__ = [
     "CannotMask",

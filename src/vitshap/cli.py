@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
-from typing import Annotated
+from types import FrameType
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 from vitshap.bench import command as bench
 from vitshap.bench import quality_commands, speed_commands  # noqa: F401 (they register themselves)
@@ -77,14 +81,25 @@ def train(
 
 @app.command()
 def explain(
-    photos: Annotated[list[str], typer.Argument(help="Images, folders of images, or quoted patterns such as '*.jpg'.")],
+    photos: Annotated[
+        list[str],
+        typer.Argument(help="Images, folders of images, quoted patterns such as '*.jpg', or - (standard input)."),
+    ],
     bundle: Annotated[str | None, typer.Option(help="Stored explainer: shipped name, folder, or hub id.")] = None,
     model: Annotated[
         str | None, typer.Option(help="Explain this net instead: timm name, or hub id or folder of transformers.")
     ] = None,
     weights: Annotated[str | None, typer.Option(help="Safetensors file with the weights of a timm net.")] = None,
     method: Annotated[str | None, typer.Option(help="Default: the bundle's explainer; kernelshap for --model.")] = None,
-    budget: Annotated[int | None, typer.Option(min=2, help="Evaluations per image of methods that sample.")] = None,
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="Evaluations per image of methods that sample; default: as many as fit 60 s (GPU: 2 s)."
+        ),
+    ] = None,
+    players: Annotated[
+        int | None, typer.Option(min=1, help="Side of blocks of patches that are explained as one; 2: blocks of 2 x 2.")
+    ] = None,
     target: Annotated[
         list[str] | None, typer.Option(help="Class name or number, predicted, or all; may be given often.")
     ] = None,
@@ -111,6 +126,7 @@ def explain(
         weights=weights,
         method=method,
         budget=budget,
+        players=players,
         targets=tuple(target or ()),
         top=top,
         patches=patches,
@@ -124,6 +140,40 @@ def explain(
     raise typer.Exit(run(request))
 
 
+class OncePerOption(TyperCommand):
+    """A command that refuses an option given twice where it takes one value, instead of keeping the last."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, and look at what was given how often."""
+        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        for option in self.params:
+            single = option.param_type_name == "option" and not getattr(option, "multiple", False)
+            if single and sum(one is option for one in given) > 1:
+                ctx.fail(f"{option.opts[0]} is given more than once, and takes one value")
+        return super().parse_args(ctx, args)
+
+
+for _owner in (app, bench.app):
+    for _command in _owner.registered_commands:
+        _command.cls = OncePerOption
+
+
 def main() -> None:
-    """Run the command; errors of the user end with exit code 2 and one line."""
-    app()
+    """Run the command; errors of the user end with exit code 2 and one line, SIGTERM as Ctrl-C does, with code 143."""
+    process, stopped = os.getpid(), False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal stopped
+        if os.getpid() != process:  # a child that was forked has nothing to complete
+            os._exit(128 + number)
+        if not stopped:
+            stopped = True
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        app()
+    except SystemExit as end:
+        if stopped and end.code:
+            raise SystemExit(128 + signal.SIGTERM) from end
+        raise

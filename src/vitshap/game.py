@@ -7,12 +7,18 @@ the empty and of the full coalition, and it counts how often it was asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Integral
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from vitshap.coalitions import Coalitions
+
+ClassLike: TypeAlias = int | str
+"""A class by its index or by its name."""
 
 
 class Game:
@@ -39,6 +45,8 @@ class Game:
         self.batch_size = batch_size
         self.device = torch.device(device)
         self.player_mask = player_mask
+        self.class_names: Sequence[str] | None = None
+        """Names of the outputs, where they have any."""
         self.evaluations = 0
         """Coalitions evaluated so far per input, the empty and the full one included."""
         self._null: Tensor | None = None
@@ -84,14 +92,14 @@ class Game:
     def null(self) -> Tensor:
         """v of the empty coalition, ``[B, K]``; evaluated once."""
         if self._null is None:
-            self._null = self(self._one_coalition(False))[:, 0]
+            self._null = self._end(False)
         return self._null
 
     @property
     def grand(self) -> Tensor:
         """v of the full coalition, ``[B, K]``; evaluated once."""
         if self._grand is None:
-            self._grand = self(self._one_coalition(True))[:, 0]
+            self._grand = self._end(True)
         return self._grand
 
     def only(self, targets: Tensor, /) -> Game:
@@ -108,8 +116,9 @@ class Game:
         part._null, part._grand = (_take(end[:, None], targets)[:, 0] for end in (self.null, self.grand))
         return part
 
-    def _one_coalition(self, member: bool) -> Coalitions:
-        return torch.full((1, self.num_players), member, device=self.device)
+    def _end(self, member: bool) -> Tensor:
+        """v of the coalition of all players or of none, ``[B, K]``."""
+        return self(torch.full((1, self.num_players), member, device=self.device))[:, 0]
 
     def _check_coalitions(self, coalitions: Coalitions) -> None:
         check_coalitions(coalitions, self.num_players, self.device)
@@ -127,6 +136,27 @@ class Game:
             raise ValueError(
                 f"targets must be classes 0 to {self.num_outputs - 1}, got {targets.flatten().tolist()[:8]}"
             )
+
+
+def class_index(target: ClassLike, class_names: Sequence[str] | None, num_classes: int) -> int:
+    """The index of a class given by index or name; a ``ValueError`` suggests the nearest names."""
+    if isinstance(target, Tensor) and target.ndim == 0 and not target.is_floating_point():
+        target = target.item()
+    if isinstance(target, bool) or not isinstance(target, Integral | str):
+        raise TypeError(f"a class is an int or a name, got {type(target).__name__}")
+    if not isinstance(target, str):
+        if not 0 <= target < num_classes:
+            raise ValueError(f"classes are 0 to {num_classes - 1}, got {target}")
+        return int(target)
+    if class_names is None:
+        raise ValueError(f'"{target}" is a class name, but the model has none: give the class by number')
+    found = [i for i, name in enumerate(class_names) if name == target]
+    if len(found) > 1:
+        raise ValueError(f'"{target}" names several classes, {found}: give the number')
+    if not found:
+        near = difflib.get_close_matches(target, class_names, n=3)
+        raise ValueError(f'no class is named "{target}"' + (f"; nearest: {', '.join(near)}" if near else ""))
+    return found[0]
 
 
 def check_coalitions(coalitions: Coalitions, num_players: int, device: torch.device) -> None:

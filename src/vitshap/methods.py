@@ -14,7 +14,7 @@ import importlib
 import inspect
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, cast
@@ -26,13 +26,14 @@ from vitshap.explanation import CaptumTarget, ClassLike, Explanation, InputShape
 from vitshap.game import Game
 from vitshap.players import Players, PlayersLike
 
-Target: TypeAlias = ClassLike | Sequence[ClassLike] | Tensor | None
+Target: TypeAlias = ClassLike | Sequence[ClassLike] | Tensor | Callable[[Tensor], Tensor] | None
 """A class, a list of classes for every image, a tensor ``[B]`` (one class per image) or ``[B, T]``,
-``"predicted"``, or None for all classes."""
+``"predicted"``, a function from predictions ``[B, K]`` to such a tensor, or None for all classes."""
 
 _TABLE = {
     "exact": "vitshap.estimators.as_methods:Exact",
     "kernelshap": "vitshap.estimators.as_methods:KernelShap",
+    "kernelshap-original": "vitshap.estimators.as_methods:KernelShapOriginal",
     "permutation": "vitshap.estimators.as_methods:Permutation",
     "leave-one-out": "vitshap.baselines.occlusion:LeaveOneOut",
     "random": "vitshap.baselines.chance:Random",
@@ -102,6 +103,10 @@ class Method(InputShaped, ABC):
         """The model, as captum asks for it."""
         return self.model
 
+    def game(self, pixels: Tensor, /) -> Game:
+        """The game that is asked about prepared images."""
+        return self.model.game(pixels, players=self.players)
+
     @abstractmethod
     def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
         """Values of the game's players for ``targets`` (classes, int64 ``[B, T]`` on the game's device)."""
@@ -113,7 +118,7 @@ class Method(InputShaped, ABC):
         """
         prepared = self.model.prepare(images)
         start = _now(prepared.pixels.device)
-        game = self.model.game(prepared.pixels, players=self.players)
+        game = self.game(prepared.pixels)
         targets = resolve_target(target, game.grand, self.model.class_names)
         attribution = self.compute(game, prepared.pixels, targets)
         if self.additive:
@@ -141,13 +146,18 @@ def methods() -> list[str]:
 def method(name: str, model: ExplainableModel, /, **options: Any) -> Explains:
     """The method of this name for this model; call it with images. Unknown options are a ``TypeError``."""
     if name not in _TABLE:
-        raise ValueError(f'no method is named "{name}"{_nearest(name, methods())}')
+        raise ValueError(f'no method is named "{name}"{nearest(name, methods())}')
+    if not (hasattr(model, "game") and hasattr(model, "prepare")):
+        given = type(model).__name__
+        if hasattr(model, "surrogate"):
+            raise TypeError(f"{name} asks a wrapped net, not an explainer ({given}): give explainer.surrogate")
+        raise TypeError(f"{name} asks a wrapped net, got {given}: wrap it first, vitshap.wrap(net)")
     module, _, attribute = _TABLE[name].partition(":")
     factory = getattr(importlib.import_module(module), attribute)
     known = list(inspect.signature(factory).parameters)[1:]  # the first is the model
     for option in options:
         if option not in known:
-            raise TypeError(f'{name} has no option "{option}"{_nearest(option, known)}')
+            raise TypeError(f'{name} has no option "{option}"{nearest(option, known)}')
     return cast(Explains, factory(model, **options))
 
 
@@ -216,6 +226,8 @@ def explain_game(
 def resolve_target(target: Target, prediction: Tensor, class_names: Sequence[str] | None) -> Tensor:
     """Turn what the user wrote into classes, int64 ``[B, T]``; ``prediction`` is ``[B, K]``."""
     images, num_classes = prediction.shape
+    if callable(target):
+        target = target(prediction)
     if target is None:
         return torch.arange(num_classes, device=prediction.device).expand(images, -1).contiguous()
     if isinstance(target, str) and target == "predicted":
@@ -281,6 +293,8 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _nearest(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+def nearest(word: str, known: Sequence[str]) -> str:
+    """The end of an error message about an unknown word: the known one that it resembles, or else all of them."""
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+    near = near or [one for one in known if len(word) > 3 and one[:4] == word[:4]]
     return f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(known)}"

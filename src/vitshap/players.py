@@ -11,9 +11,11 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitshap.coalitions import Coalitions
@@ -67,11 +69,11 @@ class Players:
     @property
     def one_token_each(self) -> bool:
         """Whether every token is a player, in order: then values and coalitions of tokens are those of players."""
-        # Known from the shape and a cheap comparison on the CPU, where the shared map lives.
+        # Known from the shape and a cheap comparison, mostly on the CPU, where the shared map lives.
         tokens = math.prod(self.grid)
         if self.per_image or self.num_players != tokens:
             return False
-        return torch.equal(self.labels.flatten(), torch.arange(tokens))
+        return torch.equal(self.labels.flatten(), torch.arange(tokens, device=self.labels.device))
 
 
 PlayersLike: TypeAlias = "str | int | Tensor | Players"
@@ -96,17 +98,13 @@ def blocks(grid: Sequence[int], side: int) -> Players:
     return Players(labels[None], int(labels.max()) + 1)
 
 
-def from_labels(labels: Tensor, grid: Sequence[int]) -> Players:
+def from_labels(labels: Tensor | NDArray[Any], grid: Sequence[int]) -> Players:
     """Players from a label map ``[*grid]``, or ``[B, *grid]`` with one map per image; -1 is nobody.
 
     Images may have unequal numbers of players: ``num_players`` is the largest, and a player that an image lacks changes
     nothing there.
     """
-    if not isinstance(labels, Tensor):
-        raise TypeError(f"a label map is an integer tensor, got {type(labels).__name__}")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(f"a label map is an integer tensor, got {labels.dtype}")
-    labels = labels.to(torch.int64)
+    labels = _as_labels(labels)
     if tuple(labels.shape) == tuple(grid):
         labels = labels[None]
     if tuple(labels.shape[1:]) != tuple(grid) or labels.shape[0] == 0:
@@ -124,6 +122,67 @@ def from_labels(labels: Tensor, grid: Sequence[int]) -> Players:
     if missing:
         raise ValueError(f"players 0 to {num_players - 1} are expected, but no token belongs to {missing[:5]}")
     return players
+
+
+def from_pixels(labels: Tensor | NDArray[Any], grid: Sequence[int], *, box: Sequence[float] | None = None) -> Players:
+    """Players from segments of the pixels, as scikit-image's ``segmentation`` gives them: ``[H, W]`` or ``[B, H, W]``.
+
+    ``labels`` are of the picture that the net sees, at any resolution; of a larger picture, ``box`` (left, top, right,
+    bottom; ``model.prepare(photo).boxes[0]``) says where the net's input lies in it. Every patch belongs to the segment
+    with the most of its pixels (of equals, the smallest label), and to nobody, who is always kept, where most pixels have
+    a negative label. Players are numbered anew in the order of labels. A segment that has the most pixels of no patch is
+    no player, and a warning says how many are lost.
+    """
+    pixels = _as_labels(labels).cpu()
+    if pixels.ndim == 2:
+        pixels = pixels[None]
+    if pixels.ndim != 3 or pixels.numel() == 0:
+        raise ValueError(f"a map of segments is [H, W], or [B, H, W] with one per image; got {list(pixels.shape)}")
+    rows, columns = grid
+    left, top, right, bottom = (0.0, 0.0, *pixels.shape[:0:-1]) if box is None else (float(edge) for edge in box)
+    if not (left < right and top < bottom):
+        raise ValueError(
+            f"box is left, top, right, bottom of the net's input in the map, got {[left, top, right, bottom]}"
+        )
+    row = covering(pixels.shape[1], top, bottom, rows)
+    column = covering(pixels.shape[2], left, right, columns)
+    inside = ((row < rows)[:, None] & (column < columns)).flatten()
+    patch = (row[:, None] * columns + column).flatten()[inside]
+    bare = int((torch.bincount(patch, minlength=rows * columns) == 0).sum())
+    if bare:
+        height, width = pixels.shape[1:]
+        raise ValueError(f"{bare} of {rows} x {columns} patches hold no pixel of this map of {height} x {width} pixels")
+    maps, lost, segments = [], 0, 0
+    for one in pixels.flatten(1)[:, inside]:
+        names, index = one.where(one >= 0, -1).unique(return_inverse=True)
+        votes = torch.zeros(rows * columns, len(names), dtype=torch.int64)
+        votes.index_put_((patch, index), torch.ones_like(patch), accumulate=True)
+        winners, owner = names[votes.argmax(1)].unique(return_inverse=True)
+        maps.append((owner - int(winners[0] < 0)).view(rows, columns))
+        segments += int((names >= 0).sum())
+        lost += int((names >= 0).sum()) - int((winners >= 0).sum())
+    if lost:
+        warnings.warn(
+            f"{lost} of {segments} segments have the most pixels of no patch: they are no players", stacklevel=2
+        )
+    return from_labels(torch.stack(maps), grid)
+
+
+def covering(pixels: int, start: float, end: float, cells: int) -> Tensor:
+    """Which of ``cells`` between ``start`` and ``end`` covers each pixel's centre; ``cells`` where none does."""
+    centres = torch.arange(pixels, dtype=torch.float64) + 0.5
+    cell = ((centres - start) * (cells / (end - start))).floor().long()
+    return cell.where((cell >= 0) & (cell < cells), cells)
+
+
+def _as_labels(labels: Tensor | NDArray[Any]) -> Tensor:
+    """Labels as int64, from an integer tensor or numpy array."""
+    given = torch.from_numpy(np.ascontiguousarray(labels)) if isinstance(labels, np.ndarray) else labels
+    if not isinstance(given, Tensor):
+        raise TypeError(f"a label map is an integer tensor, got {type(labels).__name__}")
+    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise TypeError(f"a label map is an integer tensor, got {given.dtype}")
+    return given.to(torch.int64)
 
 
 def resolve(players: PlayersLike, grid: Sequence[int]) -> Players:

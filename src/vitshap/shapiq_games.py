@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitshap.coalitions import Coalitions
-from vitshap.game import Game
+from vitshap.game import ClassLike, Game, class_index
 
 
 class ShapiqGame(Protocol):
@@ -27,13 +27,17 @@ class ShapiqGame(Protocol):
         """Values ``[n]`` of boolean coalitions ``[n, n_players]``."""
 
 
-def as_shapiq(game: Game, /, output: int, *, index: int = 0) -> ShapiqGame:
-    """One output of one input of ``game`` as a ``shapiq.Game``, normalised so that the empty coalition is worth 0.
+def as_shapiq(game: Game, /, output: ClassLike, *, index: int = 0) -> ShapiqGame:
+    """One output of one input of ``game`` as a ``shapiq.Game``, normalised so that the empty coalition has the value 0.
 
-    The game is asked for its whole batch: give a game of one input where evaluations are dear.
+    ``output`` is the number of a class, or its name where the game has names (``game.class_names``). The game is asked
+    for its whole batch: give a game of one input where evaluations are expensive.
     """
-    _check_index("output", output, game.num_outputs)
-    _check_index("index", index, game.batch_size)
+    number = class_index(output, game.class_names, game.num_outputs)
+    if isinstance(index, bool) or not isinstance(index, int):
+        raise TypeError(f"index is an int, got {type(index).__name__}")
+    if not 0 <= index < game.batch_size:
+        raise ValueError(f"index is 0 to {game.batch_size - 1} for this game, got {index}")
     try:
         import shapiq
     except ImportError as error:
@@ -43,10 +47,10 @@ def as_shapiq(game: Game, /, output: int, *, index: int = 0) -> ShapiqGame:
         """Values of a vitshap game."""
 
         def value_function(self, coalitions: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-            return _values(game, coalitions, index, output)
+            return _values(game, coalitions, index, number)
 
     empty = np.zeros((1, game.num_players), dtype=bool)
-    normalization = float(_values(game, empty, index, output)[0])
+    normalization = float(_values(game, empty, index, number)[0])
     wrapped: ShapiqGame = VitshapGame(game.num_players, normalize=True, normalization_value=normalization)
     return wrapped
 
@@ -68,10 +72,3 @@ def _values(game: Game, coalitions: npt.NDArray[np.bool_], index: int, output: i
     members = torch.from_numpy(np.ascontiguousarray(coalitions, dtype=bool)).to(game.device)
     values: npt.NDArray[np.float64] = game(members)[index, :, output].to(torch.float64).cpu().numpy()
     return values
-
-
-def _check_index(name: str, given: int, number: int) -> None:
-    if isinstance(given, bool) or not isinstance(given, int):
-        raise TypeError(f"{name} is an int, got {type(given).__name__}")
-    if not 0 <= given < number:
-        raise ValueError(f"{name} is 0 to {number - 1} for this game, got {given}")

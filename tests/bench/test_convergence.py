@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from tests.models import nets
 from vitshap.bench import convergence
+from vitshap.coalitions import shapley_kernel
 from vitshap.models import wrap
 
 
@@ -28,7 +29,39 @@ def test_more_evaluations_are_more_reliable_and_nearer_to_the_reference(game_of)
         assert by[name, 3000].correlation > by[name, 300].correlation
         assert by[name, 3000].reliability_other > by[name, 300].reliability_other
     assert by["kernelshap", 3000].correlation > 0.999
-    assert by["kernelshap", 300].correlation > by["kernelshap, plain", 300].correlation
+    assert by["kernelshap", 300].correlation > by["kernelshap-original", 300].correlation
+
+
+def test_what_comes_next_is_said_and_budgets_that_are_too_small_are_left_out(game_of) -> None:
+    said: list[tuple[str, int | None]] = []
+    parts: list[int] = []
+
+    def begin(title: str, evaluations: int | None = None, /) -> None:
+        said.append((title, evaluations))
+
+    lines = convergence.measure_budgets(
+        lambda part: convergence.watched(game_of(part), parts.append),
+        3,
+        [20],
+        reference=400,
+        estimators=["kernelshap", "kernelshap-original"],
+        begin=begin,
+    )
+    assert [line.estimator for line in lines] == ["kernelshap"]
+    assert said[0] == ("reference, 3 images, evaluations of each", 400)
+    assert "kernelshap-original, budget 20, is left out: a budget of 20 evaluations is too small" in said[-1][0]
+    assert max(parts) <= 128
+    before = sum(parts)
+    reached = convergence.measure_threshold(
+        lambda part: convergence.watched(game_of(part), parts.append), 1, 0.3, budget=4000, begin=begin
+    )
+    assert said[-1][0] == "image 1 of 1 until error/range < 0.3, evaluations"
+    assert sum(parts) - before == reached.evaluations[0] + 64  # and those to warm up
+
+
+def test_a_watched_game_has_the_same_values(game_of) -> None:
+    asked = shapley_kernel(16).sample(300, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(convergence.watched(game_of(slice(0, 2)), print)(asked), game_of(slice(0, 2))(asked))
 
 
 def test_the_threshold_takes_more_when_it_is_smaller(game_of) -> None:

@@ -1,17 +1,21 @@
 """Measures of an explainer's quality, where the exact values are known."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import ViTConfig, ViTForImageClassification
 from typer.testing import CliRunner
 
 from vitshap.bench import explainers, quality
+from vitshap.bench.command import write_json
 from vitshap.cli import app
 from vitshap.data import load_digits
+from vitshap.estimators import truth
 from vitshap.estimators.exact import exact
 from vitshap.explainers import Explainer
 from vitshap.models import wrap
@@ -46,6 +50,49 @@ def test_exact_values_agree_and_an_untrained_explainer_does_not(explainer: Expla
     assert found["raw_target"] <= found["target"]
     untrained = quality.agreement(explainer(judged.pixels).values, judged.truth, judged.labels)
     assert abs(untrained["target"]) < 0.7
+
+
+def test_a_truth_by_a_half_precision_copy_is_found_by_the_net_itself(explainer: Explainer, tmp_path: Path) -> None:
+    gpu = Evaluator(explainer.surrogate)
+    gpu._take(torch.float16)  # what a GPU evaluates with
+    half = quality.judge_by(tmp_path, gpu, load_digits().test, count=2, budget=300)
+    cpu = quality.judge_by(tmp_path, Evaluator(explainer.surrogate), load_digits().test, count=2, budget=300)
+    assert torch.equal(half.truth.values, cpu.truth.values)
+    assert truth.load(tmp_path, surrogate=explainer.surrogate.fingerprint()).specification.num_inputs == 2
+
+
+def test_a_truth_of_noise_corrects_nothing_and_the_command_says_why(
+    explainer: Explainer, judged: quality.Judged, tmp_path: Path
+) -> None:
+    noise = replace(judged.truth, reliability=torch.zeros_like(judged.truth.reliability))
+    found = quality.agreement(explainer(judged.pixels).values, noise, judged.labels)
+    assert found["target"] is found["others"] is None
+    assert found["reliability_target"] == 0
+    explainer.save_pretrained(tmp_path / "bundle")
+    quality.judge_by(tmp_path / "truth", Evaluator(explainer.surrogate), load_digits().test, count=2, budget=300)
+    stored = load_file(tmp_path / "truth" / "truth.safetensors")
+    stored["reliability"].zero_()
+    save_file(stored, tmp_path / "truth" / "truth.safetensors")
+    words = ["bench", "quality", str(tmp_path / "bundle"), "digits", "--truth", str(tmp_path / "truth"), "--record"]
+    options = ["--images", "2", "--budget", "300", "--curves", "0", "--device", "cpu"]
+    result = CliRunner().invoke(app, [*words, *options, "--out", str(tmp_path / "new" / "numbers.json")])
+    assert result.exit_code == 0, result.output
+    assert "inf" not in result.stdout
+    assert "target and others: not known" in result.stdout
+    written = json.loads((tmp_path / "new" / "numbers.json").read_text(), parse_constant=pytest.fail)
+    assert written["target"] is None
+    assert "reliability is below 0.1" in written["reason"]
+    assert "truth in" in result.stderr
+
+
+def test_numbers_that_are_not_finite_are_null_in_json(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"a": [1.5, float("inf")], "b": {"c": float("nan")}, "d": (1, "x", None, True)})
+    text = (tmp_path / "a.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail) == {
+        "a": [1.5, None],
+        "b": {"c": None},
+        "d": [1, "x", None, True],
+    }
 
 
 def test_images_are_spread_over_the_split(explainer: Explainer) -> None:
@@ -91,6 +138,6 @@ def test_variants_have_equal_evaluations_and_the_command_trains_them(explainer: 
     options = ["--images", "2", "--budget", "300", "--views", "1", "--only", "5,10,12", "--device", "cpu"]
     result = CliRunner().invoke(app, [*words, *options])
     assert result.exit_code == 0, result.output
-    evaluations = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) evaluations", result.output)]
+    evaluations = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) evaluations", result.stdout)]
     assert evaluations[:2] == [41_481, 41_481]
     assert evaluations[2] == pytest.approx(41_481, rel=0.1)  # images five times, asked 7 times each instead of 33

@@ -4,9 +4,12 @@ import pytest
 import torch
 
 from tests.models import nets
-from vitshap import method, truth, wrap
+from vitshap import MaskedModel, method, truth, wrap
 from vitshap.estimators.exact import exact
 from vitshap.estimators.progress import progress_bar
+from vitshap.explaining.sources import Source
+from vitshap.explaining.wanted import Wanted
+from vitshap.players import from_labels
 
 NAME = "timm ViT, wide grid"  # 15 patches
 
@@ -64,6 +67,52 @@ def test_unequal_numbers_of_players(model) -> None:
     assert explanation.values[1, 4:].abs().max() == 0
 
 
+def test_players_of_one_image_that_lacks_some(model) -> None:
+    labels = torch.stack([torch.arange(15).view(3, 5) % 6, torch.arange(15).view(3, 5) % 4])
+    one = from_labels(labels, (3, 5))[1:2]  # players 4 and 5 are of the other image
+    assert model.game(nets.images(NAME)[1:], players=one).player_mask.tolist() == [[True] * 4 + [False] * 2]
+    for budget in (20, 30):  # fewer than all coalitions: noise must not go to players that are not there
+        explanation = method("kernelshap", model, players=one, budget=budget)(nets.images(NAME)[1:], target=0)
+        assert explanation.player_mask.tolist() == [[True] * 4 + [False] * 2]
+        assert explanation.efficiency_gap().abs().max() < 1e-6
+    both = method("exact", model, players=labels)(nets.images(NAME), target=0)
+    shared = method("exact", model, players=one)(nets.images(NAME), target=0)  # one map for both images
+    assert shared.values[:, 4:].abs().max() == 0
+    torch.testing.assert_close(shared.values[1:], both.values[1:], rtol=0, atol=1e-6)
+
+
+def test_every_evaluation_is_done_once_and_counted(model, monkeypatch) -> None:
+    run, asked = MaskedModel.run_session, []
+    monkeypatch.setattr(
+        MaskedModel, "run_session", lambda self, session, s, who: asked.append(s.shape[1]) or run(self, session, s, who)
+    )
+    for name in ("kernelshap", "kernelshap-original", "permutation"):
+        source = Source(model, method(name, model, budget=200), name, "a net")
+        asked.clear()
+        explanation = source.explain(nets.images(NAME), Wanted(top=2))  # the prediction chooses the classes
+        assert explanation.classes.tolist() == explanation.prediction.topk(2, 1).indices.tolist()
+        assert explanation.evaluations == sum(asked) <= 200
+
+
+def test_a_threshold_for_all_classes_of_a_net_is_for_the_predicted_one() -> None:
+    torch.manual_seed(0)
+    net = nets.build(NAME)
+    net.reset_classifier(40)
+    torch.nn.init.normal_(net.head.weight, std=0.5)
+    model, images = wrap(net.eval()), nets.images(NAME)[:1]
+    options = {"budget": 4000, "threshold": 0.03}
+    one = method("kernelshap", model, **options)(images, target="predicted")
+    everything = method("kernelshap", model, **options)(images)
+    strict = method("kernelshap", model, threshold_for="explained", **options)(images)
+    assert everything.values.shape[2] == 40
+    assert one.evaluations <= everything.evaluations < strict.evaluations
+    assert everything.converged.tolist() == [True]
+    named = method("kernelshap", model, **options)(images, target=[*range(39)])  # named: every one of them counts
+    assert named.evaluations > everything.evaluations
+    with pytest.raises(ValueError, match="threshold_for is one of auto, explained, predicted"):
+        method("kernelshap", model, threshold_for="all", **options)(images)
+
+
 def test_truth_of_images_belongs_to_the_weights(model, exact_values, tmp_path) -> None:
     stored = truth.of_images(tmp_path, model, nets.images(NAME), budget=8000, batch=1)
     assert (stored.values - exact_values.values).square().mean().sqrt() < 0.02 * exact_values.values.std()
@@ -72,6 +121,26 @@ def test_truth_of_images_belongs_to_the_weights(model, exact_values, tmp_path) -
     other = wrap(nets.build(NAME, seed=1))
     with pytest.raises(ValueError, match="new surrogate"):
         truth.load(tmp_path, surrogate=other.fingerprint())
+
+
+def test_a_truth_computed_in_half_precision_is_of_the_same_surrogate(tmp_path) -> None:
+    model, images = wrap(nets.build(NAME)), nets.images(NAME)
+    half = truth.of_images(tmp_path / "a", model, images, budget=600, precision="float16")
+    assert half.specification.surrogate == model.fingerprint()
+    again = truth.of_images(tmp_path / "a", model, images, budget=600)  # found, not computed again
+    assert torch.equal(half.values, again.values)
+    own = truth.of_images(tmp_path / "b", model, images, budget=600)
+    assert not torch.equal(half.values, own.values)
+    torch.testing.assert_close(half.values, own.values, rtol=0, atol=5e-3)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_truth_computed_on_a_gpu_is_found_on_a_cpu(tmp_path) -> None:
+    model, images = wrap(nets.build(NAME)), nets.images(NAME)
+    name = model.fingerprint()
+    made = truth.of_images(tmp_path, model.cuda(), images.cuda(), budget=600)
+    assert torch.equal(truth.of_images(tmp_path, model.cpu(), images, budget=600).values, made.values)
+    assert truth.load(tmp_path, surrogate=name).specification.surrogate == name
 
 
 def test_shapiq_takes_an_image_game(model, exact_values) -> None:

@@ -11,7 +11,7 @@ from tests.estimators.games import digit_like, relative_error, size_effect
 from vitshap.analytic import additive, random_unanimity
 from vitshap.bench.estimators import from_table
 from vitshap.estimators.exact import exact
-from vitshap.estimators.kernel import kernelshap
+from vitshap.estimators.kernel import kernelshap, kernelshap_original
 from vitshap.game import Game
 
 MODES: list[dict[str, Any]] = [
@@ -223,3 +223,50 @@ def test_a_game_that_returns_nan_is_refused() -> None:
 
     with pytest.raises(ValueError, match="not finite"):
         kernelshap(Game(value, num_players=8, num_outputs=1), budget=100)
+
+
+def constrained_least_squares(game: Game, members: torch.Tensor) -> torch.Tensor:
+    """KernelSHAP by the formula of the papers: A and b of the sample, and a Lagrange multiplier for efficiency; [d, K]."""
+    s = members.to(torch.float64)
+    null, grand = game.null[0], game.grand[0]
+    a = s.T @ s / len(s)
+    b = s.T @ (game(members)[0] - null) / len(s)
+    ones = torch.ones(len(a), 1, dtype=torch.float64)
+    solved, share = torch.linalg.solve(a, b), torch.linalg.solve(a, ones)
+    return solved - share * (solved.sum(0) - (grand - null)) / share.sum()
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_the_published_estimator_is_the_constrained_regression_on_its_own_sample(paired: bool) -> None:
+    table = digit_like(10, 3)
+    asked: list[torch.Tensor] = []
+
+    def value(s: torch.Tensor) -> torch.Tensor:
+        asked.append(s[0])
+        return table(s)
+
+    game = Game(value, num_players=10, num_outputs=3)
+    estimate = kernelshap_original(game, budget=102, paired=paired, batch=16, seed=3)
+    drawn = torch.cat([s for s in asked if 0 < int(s.sum()) < s.numel()])
+    assert estimate.method == "kernelshap-original"
+    assert len(drawn) == 100 == estimate.evaluations - 2
+    assert paired == torch.equal(drawn[::2], ~drawn[1::2])
+    expected = constrained_least_squares(table, drawn)
+    torch.testing.assert_close(estimate.values[0], expected, rtol=0, atol=1e-9)
+    # Twenty evaluations per player are where the same regression with moments="auto" takes the exact moment matrix.
+    automatic = kernelshap(table, budget=102, size_effect=False, paired=paired, batch=16, seed=3)
+    assert not torch.allclose(automatic.values, estimate.values, atol=1e-4)
+
+
+def test_the_published_estimator_draws_from_the_shapley_kernel() -> None:
+    asked: list[torch.Tensor] = []
+
+    def value(s: torch.Tensor) -> torch.Tensor:
+        asked.append(s[0])
+        return s.to(torch.float64).sum(-1, keepdim=True)
+
+    kernelshap_original(Game(value, num_players=6, num_outputs=1), budget=40_002, seed=0)
+    sizes = torch.cat(asked).sum(1)
+    shares = torch.bincount(sizes, minlength=7)[1:6] / 40_000
+    expected = torch.tensor([1 / (k * (6 - k)) for k in range(1, 6)])
+    torch.testing.assert_close(shares, expected / expected.sum(), rtol=0, atol=0.01)

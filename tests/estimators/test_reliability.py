@@ -1,11 +1,14 @@
 """Split-half reliability against what it claims to be: the squared correlation with the truth."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
 from tests.estimators.games import size_effect
+from tests.small_nets import random_images, small_net
+from vitshap import method
 from vitshap.analytic import additive
 from vitshap.estimators.kernel import kernelshap
 from vitshap.estimators.permutation import permutation
@@ -45,6 +48,27 @@ def test_outputs_without_differences_between_players() -> None:
     same = torch.ones(1, 5, 1)
     assert correlation(same, same).item() == 1
     assert correlation(same, 2 * same).item() == 0
+
+
+def test_the_reliability_of_an_explanation_is_per_image_and_class_and_knows_absent_players() -> None:
+    labels = torch.stack([torch.arange(9).view(3, 3), (torch.arange(9) % 4).view(3, 3)])
+    model = small_net()
+    explain = method("kernelshap", model, players=labels, budget=60, sampling="shapley")
+    found = reliability_from_errors(explanation := explain(random_images(model, 2), target=[1, 3]))
+    assert found.shape == (2, 2)
+    for image, players in ((0, 9), (1, 4)):
+        values, stderr = explanation.values[image, :players].double(), explanation.stderr[image, :players].double()
+        expected = (1 - stderr.square().mean(0) / values.var(0)).clamp(min=0)
+        torch.testing.assert_close(found[image], torch.where((stderr > 0).any(0), expected, 1.0))
+    assert 0 < float(found[0].min()) < 1
+    with pytest.raises(ValueError, match="this leave-one-out estimate has no standard errors"):
+        reliability_from_errors(method("leave-one-out", model)(random_images(model, 1)))
+
+
+def test_pure_noise_has_no_reliability() -> None:
+    estimate = permutation(additive(torch.ones(1, 10, 1)), budget=200)
+    noisy = replace(estimate, stderr=torch.ones_like(estimate.values))
+    assert reliability_from_errors(noisy).tolist() == [[0.0]]  # equal values: nothing but error differs between players
 
 
 def test_no_reliability_without_errors() -> None:

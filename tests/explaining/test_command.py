@@ -62,6 +62,7 @@ def test_photos_to_words_heatmaps_and_report(home: Path, bundle: Path) -> None:
     assert result.stdout.count("patches that speak most for") == 3
     assert result.stdout.count("    5. ") == 3
     assert "row " in result.stdout
+    assert result.stdout.count("rows and columns counted from 1") == 3
     written = sorted(path.name for path in (home / "vitshap-output").iterdir())
     assert len(written) == 1 + 3 * 5
     assert {"report.html", "0-English_springer.png", "2-crane.png"} <= set(written)
@@ -70,6 +71,17 @@ def test_photos_to_words_heatmaps_and_report(home: Path, bundle: Path) -> None:
     again = _run(".", "--bundle", bundle)
     assert again.exit_code == 0
     assert again.stdout.count("predicted:") == 3, "heatmaps of the last run are no photos"
+
+
+def test_of_a_panorama_the_part_that_is_seen_is_drawn(home: Path, bundle: Path) -> None:
+    Image.radial_gradient("L").resize((4000, 200)).save(home / "wide.png")
+    result = _run("wide.png", "--bundle", bundle, "--top", 1, "--json", "wide.json")
+    assert result.exit_code == 0, result.output
+    assert "note: the model sees only 4% of this photo" in result.stdout
+    assert "the model sees only 4% of this photo" in json.loads((home / "wide.json").read_text())["notes"][0]
+    (path,) = (home / "vitshap-output").glob("wide-*.png")
+    with Image.open(path) as heatmap:
+        assert heatmap.height > 0.6 * heatmap.width, "a square map and its bar, not a strip"
 
 
 def test_by_default_the_first_shipped_explainer(home: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +128,9 @@ def test_json_comes_line_by_line_and_has_the_explainers_numbers(home: Path, bund
     scale = 40 / 36
     top, left = 2 * scale + row * 8 * scale, (60 - 32 * scale) / 2 + column * 8 * scale
     assert first["box"] == pytest.approx([left, top, left + 8 * scale, top + 8 * scale], abs=0.6)
-    assert (first["row"], first["column"]) == (row + 1, column + 1)
+    assert (first["row"], first["column"]) == (row, column)
+    assert isinstance(first["row"], int)
+    assert "rows, columns, classes and players count from 0" in record["counting"]
 
 
 def test_some_fail_the_others_are_explained(home: Path, bundle: Path) -> None:
@@ -260,7 +274,7 @@ def test_any_net_at_once_with_error_bars(home: Path, weights: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "it knows 1,000 classes: tench, goldfish" in result.stdout
     assert "not fine-tuned for missing patches" in result.stdout
-    assert " per image (450 evaluations each" in result.stdout
+    assert "450 evaluations per image, asked for: about " in result.stdout
     assert " ± " in result.stdout
     assert "standard error up to" in result.stdout
     record = json.loads((home / "a.jsonl").read_text())
@@ -322,7 +336,8 @@ def test_parquet(home: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert parquet.ParquetFile(home / "b.parquet").num_row_groups == 3
 
 
-def test_an_interrupted_run_leaves_a_whole_report(home: Path, bundle: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_leaves_a_whole_report(home: Path, bundle: Path, number: int, code: int) -> None:
     made.photos(home / "many", 400)
     command = [
         sys.executable,
@@ -352,10 +367,11 @@ def test_an_interrupted_run_leaves_a_whole_report(home: Path, bundle: Path) -> N
     ):
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(5)]
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         lines += process.stdout.readlines()
     said = errors.read_text()
-    assert process.returncode == 130, said
+    assert process.returncode == code, said
+    assert said.count("interrupted: ") == 1
     assert "Traceback" not in said
     report = (home / "vitshap-output" / "report.html").read_text()
     assert len(lines) - 1 <= report.count('<article class="card"') <= len(lines)

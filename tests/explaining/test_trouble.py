@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -19,6 +21,7 @@ from typer.testing import CliRunner
 
 from tests.explaining import made
 from vitshap.cli import app
+from vitshap.explaining import budget
 from vitshap.explaining.nets import load_model
 from vitshap.explaining.outputs import ParquetRows
 from vitshap.explaining.sources import open_model
@@ -194,14 +197,20 @@ def test_a_folder_that_is_not_there(home: Path) -> None:
     assert f"there is no folder {home / 'nowhere'}" in result.stderr.replace("\n", "")
 
 
-def test_the_estimate_counts_the_methods_own_work(home: Path) -> None:
-    """Which is most of it where the net is small."""
+def test_the_estimate_counts_the_methods_own_work_class_by_class(home: Path) -> None:
+    """Which is most of it where the net is small; timings themselves are not asserted, but what is counted."""
     source = open_model(str(_net(home / "net")), method_name="kernelshap", budget=200)
-    blank, no_time = torch.zeros(1, 3, 32, 32), 1e-12
-    assert source._rehearsed(blank, no_time) > no_time
-    assert source._rehearsed(blank, 60.0) == 60.0, "a slow net is not asked again"
-    too_few = open_model(str(home / "net"), method_name="kernelshap", budget=4)
-    assert too_few._rehearsed(blank, no_time) == no_time
+    asked: list[tuple[int, int]] = []
+
+    class Counting(type(source.method)):  # type: ignore[misc]
+        def compute(self, game: Any, pixels: Any, targets: Any, /) -> Any:
+            asked.append((game.num_players, targets.shape[1]))
+            return super().compute(game, pixels, targets)
+
+    counting = Counting(source.model, budget=200)
+    assert budget.own_work(counting, torch.zeros(1, 3, 32, 32), 16, 300) > 0
+    assert asked == [(16, 300)]
+    assert budget.own_work(made.explainer(), torch.zeros(1, 3, 32, 32), 16, 300) == 0
 
 
 def test_class_numbers_of_other_libraries(home: Path) -> None:
@@ -209,3 +218,93 @@ def test_class_numbers_of_other_libraries(home: Path) -> None:
     for one in (1, np.int64(1), torch.tensor(1)):
         explanation.plot(torch.rand(3, 32, 32), target=one)
         assert torch.equal(explanation.heatmap(one), explanation.heatmap(1))
+
+
+def test_an_error_about_one_image_ends_no_run(home: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.picture(5).save(home / "photos" / "exif.png", exif=b"Exif\0\0" + b"\0" * 100)
+    os.mkfifo(home / "photos" / "pipe.png")
+    os.mkfifo(home / "pipe")
+    result = _run("photos", "pipe", "--bundle", bundle, "--no-heatmaps")
+    assert result.exit_code == 1, result.output
+    assert result.stdout.count("predicted:") == 4
+    assert "pipe: it is a pipe, socket or device, not a file" in result.stderr
+    whole = Preprocess.__call__
+
+    def fails_once(preprocess: Preprocess, image: Image.Image) -> torch.Tensor:
+        if image.size == (7, 7):
+            raise ZeroDivisionError("as a library might")
+        return whole(preprocess, image)
+
+    monkeypatch.setattr(Preprocess, "__call__", fails_once)
+    made.picture(6, 7, 7).save(home / "photos" / "odd.png")
+    result = _run("photos", "--bundle", bundle, "--no-heatmaps")
+    assert result.exit_code == 1, result.output
+    assert "odd.png: it cannot be prepared for the net: as a library might" in result.stderr
+
+
+def test_a_photo_through_the_standard_input(home: Path, bundle: Path) -> None:
+    arguments = ["explain", "-", "--bundle", str(bundle), "--target", "crane", "--json", "a.jsonl"]
+    result = CliRunner().invoke(app, arguments, input=(home / "photos" / "0.png").read_bytes())
+    assert result.exit_code == 0, result.output
+    assert (
+        _run("photos/0.png", "--bundle", bundle, "--target", "crane", "--json", "b.jsonl", "--out", "b").exit_code == 0
+    )
+    piped, named = (json.loads((home / name).read_text()) for name in ("a.jsonl", "b.jsonl"))
+    assert piped["explained"] == named["explained"]
+    assert (piped["file"], named["file"]) == ("standard-input", "photos/0.png")
+    assert (home / "vitshap-output" / "standard-input-crane.png").exists()
+    for content, said in ((b"", "the file is empty"), (b"words", "not an image")):
+        refused = CliRunner().invoke(app, arguments, input=content)
+        assert refused.exit_code == 2
+        assert f"standard-input: {said}" in refused.stderr or f"standard-input: it is {said}" in refused.stderr
+
+
+def test_chance_is_not_presented_as_an_explanation(home: Path, bundle: Path) -> None:
+    result = _run("photos/0.png", "--bundle", bundle, "--method", "random", "--no-heatmaps")
+    assert result.exit_code == 0
+    assert "warning: the method random explains nothing: its values are drawn by chance" in result.stdout
+    assert "patches that chance drew highest" in result.stdout
+    assert "speak most for" not in result.stdout
+    assert "the method random explains nothing" in (home / "vitshap-output" / "report.html").read_text()
+
+
+def test_names_that_resemble_nothing_are_not_guessed(home: Path, bundle: Path) -> None:
+    for source in (["--bundle", bundle], ["--model", "vit_tiny_patch16_224"]):
+        result = _run("photos", *source, "--method", "gradcam")
+        assert result.exit_code == 2
+        assert "did you mean" not in result.stderr
+        assert 'no method is named "gradcam"; there are: ' in result.stderr
+
+
+def test_a_hub_that_cannot_be_reached_is_given_up_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One connection is tried; the hub's own client tries again and again for a minute."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = server.getsockname()[1]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{closed}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(home / "cache"))
+    for source in (
+        ["--model", "vit_tiny_patch16_224"],
+        ["--model", "somebody/net"],
+        ["--bundle", "somebody/explainer"],
+    ):
+        result = _run("photos", *source)
+        assert result.exit_code == 2
+        assert "the Hugging Face hub cannot be reached from here" in result.stderr
+        assert "HF_HUB_OFFLINE" not in result.stderr
+    from huggingface_hub import constants
+
+    assert constants.HF_HUB_OFFLINE is False, "as it was before"
+
+
+def test_lines_say_that_the_work_goes_on(home: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitshap.explaining.terminal.FIRST_SILENCE", 0.001)
+    monkeypatch.setattr("vitshap.explaining.terminal.LONGEST_SILENCE", 0.001)
+    result = _run("photos", "--bundle", bundle, "--method", "permutation", "--budget", "200", "--json", "-")
+    assert result.exit_code == 0
+    assert len([json.loads(line) for line in result.stdout.splitlines()]) == 3
+    for line in ("... loading", "... timing a few evaluations", "of 3 images explained"):
+        assert line in result.stderr

@@ -3,6 +3,7 @@
 from itertools import combinations
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
@@ -21,6 +22,16 @@ def smooth_map(seed=0, side=14, scale=1.0):
 
 def grey(name):
     return np.random.default_rng(0).random(SHAPES[name])
+
+
+def panel_of(figure):
+    """The first panel's pixels, as matplotlib draws them."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    page = np.asarray(canvas.buffer_rgba())[..., :3]
+    box = figure.axes[0].get_window_extent()
+    top, bottom = (round(page.shape[0] - y) for y in (box.y1, box.y0))
+    return page[top:bottom, round(box.x0) : round(box.x1)].astype(float)
 
 
 def words_of(figure: Figure) -> dict[str, Bbox]:

@@ -22,11 +22,13 @@ def test_curves_stand_beside_the_map_with_their_areas():
         unit="probability",
         title="cat",
         picture_title="photo",
+        label="'cat'",
         name="exact",
         compare={"random": (np.array([0.1, 0.9]), np.array([0.9, 0.1]))},
     )
     picture, mapped, bar, insertion, deletion = figure.axes
-    assert bar.get_ylabel() == "change in probability"
+    assert len(bar.get_images()) == 1
+    assert f"raises 'cat'\n+{100 * np.abs(heat).max():.3g} points" in [text.get_text() for text in figure.texts]
     assert (picture.get_title(), mapped.get_title()) == ("photo", "cat")
     assert tuple(mapped.get_images()[1].get_extent()) == (10, 30, 20, 0)
     assert mapped.get_xlim() == picture.get_xlim() == (0, 40)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import vitshap
 from vitshap import plots
 
 
@@ -32,12 +33,20 @@ def test_documents(figure, tmp_path):
     assert "<svg" in plots.save(figure, str(tmp_path / "a.svg")).read_text()
 
 
+def test_a_file_says_what_made_it(figure, tmp_path):
+    with Image.open(plots.save(figure, tmp_path / "a.png")) as image:
+        assert image.info["Software"] == f"vitshap {vitshap.__version__}"
+    assert f"<dc:title>vitshap {vitshap.__version__}<" in plots.save(figure, tmp_path / "a.svg").read_text()
+
+
 def test_in_a_document_the_map_and_the_picture_keep_their_transparency(figure, tmp_path):
     text = plots.save(figure, tmp_path / "a.svg").read_text()
     images = [Image.open(io.BytesIO(base64.b64decode(found))) for found in re.findall(r'base64,([^"]+)"', text)]
     picture, overlay, _ = images  # and the bar
-    assert np.asarray(picture)[0, 0].tolist() == [128, 128, 128, int(0.85 * 255)]
-    assert np.asarray(overlay)[0, 0, 3] == pytest.approx(0.9 * 255, abs=1)
+    assert np.asarray(picture.convert("RGB"))[0, 0].tolist() == [160, 160, 160]  # 0.25 + 0.75 * 0.5
+    alphas = np.asarray(overlay)[..., 3]
+    assert np.unique(alphas).tolist() == [0, int(0.85 * 255)]
+    assert (alphas > 0).mean() == pytest.approx(1 / 3, abs=0.01)
 
 
 def test_resolution(figure, tmp_path):

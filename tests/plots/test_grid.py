@@ -20,7 +20,7 @@ def test_every_map_has_its_own_scale_which_is_written_under_it():
     assert [axes.get_title() for axes in (picture, first, second)] == ["image", "a", "b"]
     assert len(picture.get_images()) == 1
     assert [axes.get_images()[1].get_clim() for axes in (first, second)] == [(-0.5, 0.5), (-12, 12)]
-    assert [axes.get_xlabel() for axes in (picture, first, second)] == ["", "±0.5 probability", "±12 score"]
+    assert [axes.get_xlabel() for axes in (picture, first, second)] == ["", "±50 points", "±12 score"]
     np.testing.assert_array_equal(second.get_images()[1].get_array(), heats[0][1])
     assert all(tuple(axes.get_images()[1].get_extent()) == (5, 15, 10, 0) for axes in (first, second))
     assert all((axes.get_xlim(), axes.get_ylim()) == ((0, 20), (10, 0)) for axes in (picture, first, second))
@@ -38,9 +38,13 @@ def test_one_unit_for_all_stands_at_the_key():
 def test_a_row_with_one_scale_has_a_bar():
     heats = [[np.array([[0.1]]), np.array([[-0.4]])], [np.array([[2.0]]), None]]
     figure = plots.method_grid(heats, column_titles=["a", "b"], units="probability", scale="row")
-    limits = [axes.get_images()[0].get_clim() for axes in figure.axes if axes.get_images()]
-    assert limits == [(-0.4, 0.4), (-0.4, 0.4), (-2, 2)]
-    assert [axes.get_ylabel().replace("\n", " ") for axes in figure.axes].count("change in probability") == 2
+    maps = [image for axes in figure.axes for image in axes.get_images() if image.get_array().ndim == 2]  # not bars
+    assert [image.get_clim() for image in maps] == [(-0.4, 0.4), (-0.4, 0.4), (-2, 2)]
+    written = [text.get_text().replace("\n", " ") for text in figure.texts]
+    assert [one for one in written if one.startswith("raises")] == [
+        "raises the class +40 points",
+        "raises the class +200 points",
+    ]
     assert all(axes.get_xlabel() == "" for axes in figure.axes)
     with pytest.raises(ValueError, match='logit, probability have no common scale: use scale="panel"'):
         plots.method_grid(heats, column_titles=["a", "b"], units=["probability", "logit"], scale="row")

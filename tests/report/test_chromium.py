@@ -106,8 +106,43 @@ def test_a_row_lights_its_patch_and_pages_are_reached(page: chromium.Page, repor
     page.open(report)
     lit = "[...document.querySelectorAll('.lit')].map((e) => e.dataset.rank)"
     page.evaluate("document.querySelector('tr[data-rank=\"2\"]').focus()")
-    assert page.evaluate(lit) == ["2"]
+    assert page.evaluate(lit) == ["2", "2"]  # in the map and in the photo
     page.evaluate("document.activeElement.blur()")
     assert page.evaluate(lit) == []
     assert page.evaluate("document.querySelector('.pages a').href").endswith("report-2.html")
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize("size", [chromium.DESKTOP, chromium.PHONE], ids=["desktop", "phone"])
+def test_the_first_map_is_large_and_above_everything_else(
+    page: chromium.Page, report: Path, size: tuple[int, int]
+) -> None:
+    page.open(report, size=size)
+    places = page.evaluate(
+        """[".main .map", ".said", ".photo", ".best", ".maps .map"].map((name) => {
+          const box = document.querySelector(".card " + name).getBoundingClientRect();
+          return [box.width, box.top];
+        })"""
+    )
+    width, top = places[0]
+    assert width > (0.8 if size == chromium.PHONE else 0.4) * size[0]
+    assert all(other_top >= top - 1 and other <= width for other, other_top in (places[2], places[4]))
+    if size == chromium.PHONE:
+        assert [top for _, top in places] == sorted(top for _, top in places)
+
+
+def test_the_scale_is_common_until_switched(page: chromium.Page, report: Path) -> None:
+    page.open(report)
+    shown = """[...new Set([...document.querySelectorAll(".maps img, .maps .scale span[class]")]
+      .filter((e) => getComputedStyle(e).display !== "none").map((e) => e.className))]
+      .filter((name) => ["common", "own"].includes(name))"""
+    assert page.evaluate(shown) == ["common"]
+    page.evaluate("document.querySelector('.switch').focus()")
+    page.key("Enter")
+    assert page.evaluate(shown) == ["own"]
+    assert page.evaluate("[...new Set([...document.querySelectorAll('.switch')].map((e) => e.textContent))]") == [
+        "All maps on one scale"
+    ]
+    page.key("Enter")
+    assert page.evaluate(shown) == ["common"]
     assert page.complaints == []

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+import vitshap
 from vitshap import Explanation
 from vitshap.report import Explained, Failed, ReportWriter, Summary, patches, words
 from vitshap.report import writer as writing
 
 EVIL = '<script>alert("x")</script> & \'"$name'
+PLACES = {f"{down} {across}" for down in ("upper", "lower") for across in ("left", "centre", "right")} | {
+    "centre",
+    "left side",
+    "right side",
+}
 VOID = {"meta", "link", "img"}
 
 
@@ -95,13 +104,123 @@ def test_it_says_what_it_should(tmp_path: Path) -> None:
         "the file is empty",
         "80 \N{MULTIPLICATION SIGN} 60 pixels",
         "3 \N{MULTIPLICATION SIGN} 4 patches",
-        "Dashed: what the net sees",
+        "Dashed: what the model sees",
+        "raises &#x27;dog&#x27;",
+        "Red patches raise what the model says of the class, blue ones lower it",
+        "Rows and columns are counted from 1",
     ):
         assert said in text, said
+    assert not re.search(r"\b[Oo]range (speaks|patch)", text), "red and blue, as in every other picture"
     assert text.count("<tr data-rank") == 3
-    assert len(re.findall(r'<img src="data:image/webp;base64,[^"]+" alt="[^"]+', text)) == 3
-    limit = words.plain(float(entry.explanation.values[0, :, 0].abs().max()))
-    assert f"<span>+{limit}</span>" in text
+    assert text.count("data:image/webp") == 1, "the photo is there once"
+    assert text.index("The model says dog (70.0%)") < text.index("Technical facts")
+
+
+def _maps(text: str) -> list[tuple[str, list[tuple[str, Image.Image]]]]:
+    """Class and pictures (by scale) of every map, as they follow one another."""
+    found = []
+    for figure in re.findall(r'<figure class="(?:main|other)".*?</figure>', text, re.DOTALL):
+        pictures = [
+            (scale, Image.open(io.BytesIO(base64.b64decode(data))))
+            for scale, data in re.findall(r'<img(?: class="(\w+)")? src="data:image/png;base64,([^"]+)"', figure)
+        ]
+        found.append((re.findall(r'<span class="name">(.*?)</span>', figure)[0], pictures))
+    return found
+
+
+def test_the_predicted_class_is_first_and_all_maps_have_one_scale_unless_switched(tmp_path: Path) -> None:
+    entry = explained()
+    values = entry.explanation.values * torch.tensor([1.0, 0.1])  # of dog, which is predicted, and of cat
+    shown = replace(
+        entry.explanation,
+        values=values.flip(2),
+        classes=entry.explanation.classes.flip(1),  # cat was asked for first
+        base_values=entry.explanation.prediction - values.flip(2).sum(1),
+        full_values=entry.explanation.prediction,
+    )
+    with ReportWriter(tmp_path, SUMMARY) as report:
+        report.add(replace(entry, explanation=shown))
+    text = _checked(report.path)
+    (first, main), (second, other) = _maps(text)
+    assert (first, second) == ("dog", "cat")
+    assert text.count('<figure class="main"') == 1
+    assert [scale for scale, _ in main] == [""], "its own scale is the common one"
+    assert [scale for scale, _ in other] == ["common", "own"]
+    expected = [0.85 * 255 * float(values[..., 1].abs().max() / values.abs().max()) ** 0.7, 0.85 * 255]
+    for (_, picture), opacity in zip(other, expected, strict=True):
+        assert np.asarray(picture)[..., 3].max() == pytest.approx(opacity, abs=1.5)
+    limits = [100 * float(part.abs().max()) for part in (values, values[..., 1])]
+    for scale, limit in zip(("common", "own"), limits, strict=True):
+        assert f'<span class="{scale}">+{limit:.1f} points</span>' in text
+    assert 'class="switch"' in text
+
+
+def test_a_photo_in_words_for_everybody() -> None:
+    entry = explained()
+    loose = replace(entry.explanation, additive=False, base_values=None, full_values=None)  # values may be changed
+    entry = replace(entry, explanation=loose)
+    values = entry.explanation.values
+    values[:] = 0
+    values[0, [1, 2], 0] = torch.tensor([0.4, 0.2])  # upper centre
+    values[0, 11, 0] = 0.1
+    assert words.headline(entry, "probability") == (
+        "The model says dog (70.0%). It mostly looks at the upper centre: 1 of 12 patches makes up half of what speaks for "
+        "dog, +40.0 percentage points."
+    )
+    values[0, :, 0] = torch.tensor([0.1, -0.3, 0, 0.1, 0, 0, 0, 0, 0.1, 0, 0, 0.1])
+    assert "at the upper left and the upper right: 2 of 12 patches make up half" in words.headline(entry, "probability")
+    values[0, :, 0] = 0.1
+    assert "It looks at many places: 6 of 12 patches" in words.headline(entry, "probability")
+    values[0, :, 0] = torch.tensor([0.1, -0.1] * 6)
+    for error, said in (
+        (0.2, "mostly noise: its estimated reliability is 0.00"),
+        (0.06, "95 % interval of 3 of these 3"),
+    ):
+        sampled = replace(entry, explanation=replace(entry.explanation, stderr=torch.full_like(values, error)))
+        assert said in words.headline(sampled, "probability")
+    certain = replace(entry, explanation=replace(entry.explanation, stderr=torch.full_like(values, 0.01)))
+    assert words.headline(certain, "probability") == words.headline(entry, "probability")
+    values[0, :, 0] = -0.1
+    assert "No patch of the photo speaks for dog." in words.headline(entry, "probability")
+    only_cat = replace(entry.explanation, values=values[..., 1:], classes=torch.tensor([[0]]))
+    said = words.headline(replace(entry, explanation=only_cat), "probability")
+    assert "The map is for cat (30.0%), which was asked for." in said
+
+
+def test_hints_for_tiny_photos_and_panoramas(tmp_path: Path) -> None:
+    entry = explained()
+    assert words.hints(entry) == []
+    tiny = replace(
+        entry,
+        picture=entry.picture.resize((4, 3)),
+        size=(4, 3),
+        explanation=replace(entry.explanation, image_box=torch.tensor([[0.5, 0, 3.5, 3]])),
+    )
+    (hint,) = words.hints(tiny)
+    assert "very small, 4 \N{MULTIPLICATION SIGN} 3 pixels" in hint
+    panorama = replace(
+        entry,
+        picture=Image.new("RGB", (400, 50)),
+        size=(800, 100),
+        explanation=replace(entry.explanation, image_box=torch.tensor([[350.0, 0, 450, 100]])),
+    )
+    (hint,) = words.hints(panorama)
+    assert "the model sees only 12% of this photo (x 350 to 450, y 0 to 100)" in hint
+    assert patches(panorama, 12, 1)[0].place in PLACES
+    assert len({patch.place for patch in patches(panorama, 12, 1)}) > 4, "places are those in what the model sees"
+    with ReportWriter(tmp_path, SUMMARY) as report:
+        report.add(tiny)
+        report.add(panorama)
+    text = _checked(report.path)
+    assert "very small" in text
+    assert "only 12% of this photo" in text
+    assert "left:-350.000%;top:0.000%;width:800.000%" in text, "the map shows that part alone"
+
+
+def test_a_page_says_what_made_it(tmp_path: Path) -> None:
+    with ReportWriter(tmp_path, SUMMARY) as report:
+        report.add(explained())
+    assert f'<meta name="generator" content="vitshap {vitshap.__version__}">' in _checked(report.path)
 
 
 def test_names_are_text_never_markup(tmp_path: Path) -> None:
@@ -178,9 +297,10 @@ def test_patches_are_where_they_are() -> None:
         entry.explanation.values[0, :, 0] = 0
         entry.explanation.values[0, 7, 0] = 1  # second row, last column
     best = patches(entry, 1, 1)[0]
-    assert (best.player, best.row, best.column, best.place) == (7, 2, 4, "right side")
+    assert (best.player, best.row, best.column, best.place) == (7, 1, 3, "right side")  # from 0
     assert best.box == pytest.approx((55, 20, 70, 40))
-    assert best.cell == "row 2, column 4"
+    assert best.cell == "row 2, column 4"  # in words from 1
+    assert isinstance(best.row, int)
     assert best.stderr is None
     grouped = replace(
         entry.explanation,
@@ -191,7 +311,8 @@ def test_patches_are_where_they_are() -> None:
         full_values=None,
     )
     best = patches(replace(entry, explanation=grouped), 1, 1)[0]
-    assert (best.row, best.column, best.place) == (3, 2.5, "lower centre")
+    assert (best.row, best.column, best.place) == (2, 1, "lower centre")
+    assert type(best.column) is int
     assert best.box == pytest.approx((10, 40, 70, 60))
 
 

@@ -15,7 +15,6 @@ from torch import nn
 from torch.distributed import distributed_c10d
 
 from vitshap.coalitions import uniform_size
-from vitshap.compat import make_torchvision_importable
 from vitshap.data import sample_coalitions
 from vitshap.models import MaskedModel, wrap
 from vitshap.training.loop import LoopConfig, Task, train
@@ -34,7 +33,6 @@ class Step(nn.Module):
 
 
 def task() -> Task:
-    make_torchvision_importable()
     from transformers import ViTConfig, ViTForImageClassification
 
     torch.manual_seed(0)

@@ -218,11 +218,15 @@ def test_auto_is_chosen_by_device_net_and_number_of_images(
 ) -> None:
     loop = LoopConfig(epochs=50, batch_size="auto", learning_rate="auto")
     surrogate = SurrogateTraining(loop)
-    assert suited(surrogate, classifier, 10_000).loop.numbers() == (64, 1e-5)
-    assert suited(surrogate, classifier, 40).loop.numbers() == (32, 1e-5), "no more than there are"
-    assert suited(ExplainerTraining(loop=loop), classifier, 10_000).loop.numbers() == (64, 1e-4)
+    assert suited(surrogate, classifier, 10_000).loop.numbers() == (50, 64, 1e-5)
+    assert suited(surrogate, classifier, 40).loop.numbers() == (50, 32, 1e-5), "no more than there are"
+    assert suited(ExplainerTraining(loop=loop), classifier, 10_000).loop.numbers() == (50, 64, 1e-4)
     given = SurrogateTraining(LoopConfig(batch_size=7, learning_rate=0.5))
     assert suited(given, classifier, 10_000) == given
+    auto = ExplainerTraining(loop=replace(loop, epochs="auto"), values=ValuesConfig(views="auto", coalitions="auto"))
+    chosen = suited(auto, classifier, 10_000)
+    assert (chosen.loop.epochs, chosen.values.views, chosen.values.coalitions) == (100, 50, 48)
+    assert suited(SurrogateTraining(replace(loop, epochs="auto"), coalitions="auto"), classifier, 9).coalitions == 1
     trained = fit_surrogate(
         classifier, digits.train, digits.val, config=SurrogateTraining(replace(loop, epochs=1), None)
     )
@@ -232,12 +236,20 @@ def test_auto_is_chosen_by_device_net_and_number_of_images(
     # What a GPU gets, by a net that says it is on one
     monkeypatch.setattr(MaskedModel, "device", torch.device("cuda"))
     monkeypatch.setattr("vitshap.training.configs.free_bytes", lambda device: 2**36)
-    assert suited(surrogate, classifier, 10_000).loop.numbers() == (512, 1.4e-4)
-    assert suited(surrogate, classifier, 1_600).loop.numbers() == (256, pytest.approx(0.7e-4))
-    assert suited(surrogate, classifier, 100).loop.numbers() == (64, pytest.approx(1.75e-5))
-    assert suited(ClassifierTraining(loop), classifier, 10_000).loop.numbers() == (128, 1e-5)
-    assert suited(ExplainerTraining(loop=loop), classifier, 10_000).loop.numbers() == (256, 3e-4)
+    assert suited(surrogate, classifier, 10_000).loop.numbers() == (50, 512, 1.4e-4)
+    assert suited(surrogate, classifier, 3_600).loop.numbers() == (50, 256, pytest.approx(1.4e-4 / 2**0.5))
+    assert suited(surrogate, classifier, 100).loop.numbers() == (50, 64, pytest.approx(1.4e-4 / 8**0.5))
+    assert suited(ClassifierTraining(loop), classifier, 10_000).loop.numbers() == (50, 128, 2e-5)
+    assert suited(ExplainerTraining(loop=loop), classifier, 10_000).loop.numbers() == (50, 256, 3e-4)
+    for images, views in (
+        (1_000_000, 50),
+        (10_000, 77),
+        (1_000, 400),
+    ):  # 100 million evaluations where that is sensible
+        chosen = suited(auto, classifier, images)
+        assert (chosen.loop.epochs, chosen.values.views, chosen.values.coalitions) == (max(100, views), views, 128)
+    assert suited(SurrogateTraining(replace(loop, epochs="auto"), coalitions="auto"), classifier, 9).coalitions == 2
     monkeypatch.setattr("vitshap.training.configs.free_bytes", lambda device: 6 * 2**30)
-    assert suited(surrogate, classifier, 10_000).loop.numbers() == (128, pytest.approx(0.35e-4))
+    assert suited(surrogate, classifier, 10_000).loop.numbers() == (50, 128, pytest.approx(0.7e-4))
     monkeypatch.setattr("vitshap.training.configs.SMALL_NET", 1000)  # as for a net with a hundred times as many weights
-    assert suited(surrogate, classifier, 10_000).loop.numbers()[0] == 64
+    assert suited(surrogate, classifier, 10_000).loop.numbers()[1] == 64

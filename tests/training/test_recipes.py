@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from tests.data import trees
 from vitshap.data import Augmentation, ImageData, Splits, load_data, normalised
 from vitshap.data.layouts import IMAGENETTE_CLASSES
-from vitshap.explainers import Explainer
+from vitshap.explainers import Explainer, ExplainerConfig
 from vitshap.models import Preprocess
 from vitshap.training.batches import Images
 from vitshap.training.keys import describe
@@ -53,6 +53,9 @@ def test_the_papers_settings(name: str) -> None:
     assert [loop.epochs for loop in loops] == [25, 50, 100]
     assert [loop.learning_rate for loop in loops] == [1e-5, 1e-5, 1e-4]
     assert all(loop.batch_size == 64 and loop.weight_decay == 1e-5 and loop.clip == 1.0 for loop in loops)
+    assert all((loop.epsilon, loop.warmup_steps, loop.warmup) == (1e-6, 500, "exact") for loop in loops)
+    assert recipe.explainer.network == ExplainerConfig(block_norm=False)
+    assert recipe.explainer.sampler == "shapley", "the authors' sampler is there for comparison only"
     assert (recipe.explainer.procedure, recipe.explainer.coalitions) == ("paper", 32)
     assert recipe.classifier.select == ("kappa" if name == "paper-mura" else "accuracy")
     assert recipe.classifier.class_weights == ((0.596, 0.404) if name == "paper-mura" else None)

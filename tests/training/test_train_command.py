@@ -144,10 +144,10 @@ def test_what_auto_stands_for_is_written_down_and_kept(images: Path, tmp_path: P
     base = ["folder", "--data", images, "--model", "vit", "--out", tmp_path / "out", "--device", "cpu"]
     code, said = _invoke(*base, settings=[*SMALL, *few])
     assert code == 0, said
-    assert "classifier 32 at 1e-05, surrogate 32 at 1e-05, explainer 32 at 0.0001" in " ".join(said.split())
+    assert "surrogate: 1 epochs, batches of 32, learning rate 1e-05; explainer: 1 epochs" in " ".join(said.split())
     path = tmp_path / "out" / "recipe.yaml"
     stored = load_recipe(path)
-    assert [getattr(stored, stage).loop.numbers() for stage in STAGES] == [(32, 1e-5), (32, 1e-5), (32, 1e-4)]
+    assert [getattr(stored, stage).loop.numbers() for stage in STAGES] == [(1, 32, 1e-5), (1, 32, 1e-5), (1, 32, 1e-4)]
     assert stored.explainer.compiled is False
     changed = path.read_text().replace("batch_size: 32", "batch_size: 16")  # as another machine might have chosen
     path.write_text(changed)

@@ -4,7 +4,6 @@ process reads, in all of them."""
 import torch
 
 from vitshap import wrap
-from vitshap.compat import make_torchvision_importable
 from vitshap.training import fit_explainer, fit_surrogate, processes
 from vitshap.training.configs import ExplainerTraining, SurrogateTraining, ValuesConfig
 from vitshap.training.loop import LoopConfig
@@ -43,7 +42,6 @@ def _check_what_is_sent() -> None:
 
 
 if __name__ == "__main__":
-    make_torchvision_importable()
     from transformers import Dinov2Config, Dinov2ForImageClassification
 
     torch.set_num_threads(1)

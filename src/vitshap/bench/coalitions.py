@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
@@ -11,11 +12,15 @@ from torch import nn
 
 from vitshap.bench.machine import Limits, limits, seconds, threads
 from vitshap.coalitions import shapley_kernel
-from vitshap.compat import make_torchvision_importable
 from vitshap.models import MaskedModel, wrap
 
 SIZES = {"tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12), "large": (1024, 24, 16)}
 """Width, depth and heads of the usual vision transformers."""
+LIMIT = 40.0
+"""Seconds that the evaluations on a CPU may take in all; building the net and the machine's limits come on top."""
+CALLS = 4
+"""Calls that a measurement takes at least: one to warm up, three that are timed."""
+MOST_ON_CPU = 96
 Arch = Literal["tiny", "small", "base", "large"]
 Library = Literal["timm", "transformers"]
 
@@ -52,7 +57,6 @@ class Result(NamedTuple):
 def build_net(library: Library, arch: Arch, num_classes: int = 10) -> nn.Module:
     """A plain ViT/16 for 224 x 224 images with random weights."""
     width, depth, heads = SIZES[arch]
-    make_torchvision_importable()
     net: nn.Module
     if library == "timm":
         import timm
@@ -77,24 +81,37 @@ def measure(
     arch: Arch,
     device: torch.device,
     *,
-    coalitions: int,
+    coalitions: int | None = None,
     images: int = 4,
     compiled: bool = True,
+    limit: float = LIMIT,
+    note: Callable[[str], object] = lambda text: None,
 ) -> Result:
-    """Time every way on the same coalitions from p_Sh, ``coalitions`` for each of ``images`` images."""
+    """Time every way on the same coalitions from p_Sh, ``coalitions`` for each of ``images`` images.
+
+    None: as many as suit a GPU; on a CPU as many (and of as many images) as are expected to take ``limit`` seconds in
+    all. ``note`` is called with what comes next.
+    """
     torch.manual_seed(0)
     model = wrap(build_net(library, arch).to(device))
+    cuda = device.type == "cuda"
+    counts: list[int | None] = [None] if cuda else [1, 2]
+    if coalitions is None and cuda:
+        coalitions = 16384
+    elif coalitions is None:
+        images, coalitions = _affordable(model, images, limit, runs=len(counts) * len(list(_ways(cuda, compiled))))
+    note(f"{coalitions:,} coalitions of each of {images} images")
     pixels = torch.randn(images, 3, 224, 224, device=device)
     # Paired: as many tokens are kept as withheld, so that a run is not lucky with its sizes.
     asked = shapley_kernel(model.num_players).sample(images * coalitions, paired=True, device=device)
     asked = asked.view(images, coalitions, -1)
-    cuda = device.type == "cuda"
     lines: list[Measured] = []
     result = Result(lines, {}, {}, {})
-    for count in [None] if cuda else [1, 2]:
+    for count in counts:
         with threads(count) if count else nullcontext():
             first = None
             for way in _ways(cuda, compiled):
+                note(way.name + ("" if count is None else f", threads: {count}"))
                 rate = images * coalitions / _time(model, way, pixels, asked)
                 first = first or rate
                 lines.append(Measured(way.name, count, rate, rate / first))
@@ -104,6 +121,20 @@ def measure(
         result.flop_limit[count] = ceiling.flops / flops
         result.byte_limit[count] = ceiling.bytes / moved
     return result
+
+
+def _affordable(model: MaskedModel, images: int, limit: float, *, runs: int) -> tuple[int, int]:
+    """Images and coalitions of each that ``runs`` measurements evaluate in ``limit`` seconds, on one thread."""
+    everyone = torch.ones(1, 2, model.num_players, dtype=torch.bool)
+    pixels = torch.randn(1, 3, 224, 224)
+    with threads(1):
+        model.game(pixels)(everyone)  # the first call pays for what is set up once
+        started = time.perf_counter()
+        model.game(pixels)(everyone)
+        spent = time.perf_counter() - started
+    evaluations = int(limit / (runs * CALLS * spent / 2))
+    images = max(1, min(images, evaluations // 2))
+    return images, max(2, min(MOST_ON_CPU, evaluations // images // 2 * 2))
 
 
 def _ways(cuda: bool, compiled: bool) -> Iterator[Way]:

@@ -11,14 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vitshap.compat import make_torchvision_importable
+from vitshap.coalitions import Coalitions
 from vitshap.estimators.estimate import Estimate
-from vitshap.estimators.kernel import kernelshap
+from vitshap.estimators.kernel import kernelshap, kernelshap_original
 from vitshap.estimators.permutation import permutation
 from vitshap.estimators.reliability import Estimator, correlation, split_half
 from vitshap.game import Game
@@ -27,9 +28,15 @@ from vitshap.models import MaskedModel, wrap
 ESTIMATORS: dict[str, Estimator] = {
     "kernelshap": kernelshap,
     "kernelshap, balanced": partial(kernelshap, sampling="balanced"),
-    "kernelshap, plain": partial(kernelshap, size_effect=False),
+    "kernelshap-original": kernelshap_original,
     "permutation": permutation,
 }
+
+
+class Begin(Protocol):
+    """Called with what is measured next, and with its evaluations where they are known."""
+
+    def __call__(self, title: str, evaluations: int | None = None, /) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,6 @@ def load(
     name: str, weights: Path, classes: Sequence[int], data: Path, count: int, device: torch.device
 ) -> tuple[MaskedModel, Tensor]:
     """A timm net with given weights and rows of its head, and the first images of a folder; half precision on a GPU."""
-    make_torchvision_importable()
     import timm
 
     net = timm.create_model(name)
@@ -78,6 +84,27 @@ def load(
     return model, model.prepare(paths).pixels
 
 
+def watched(game: Game, add: Callable[[int], object]) -> Game:
+    """The same game, evaluated in parts that take seconds at most; ``add`` is given the number of each part."""
+    part = 4096 if game.device.type == "cuda" else 128
+
+    def value(coalitions: Coalitions) -> Tensor:
+        values = []
+        for some in coalitions.split(part, dim=1):  # type: ignore[no-untyped-call]
+            values.append(game(some))
+            add(some.shape[1])
+        return torch.cat(values, dim=1)
+
+    return Game(
+        value,
+        num_players=game.num_players,
+        num_outputs=game.num_outputs,
+        batch_size=game.batch_size,
+        device=game.device,
+        player_mask=game.player_mask,
+    )
+
+
 def measure_budgets(
     game_of: Callable[[slice], Game],
     images: int,
@@ -86,35 +113,52 @@ def measure_budgets(
     reference: int,
     estimators: Sequence[str] = tuple(ESTIMATORS),
     note: Callable[[Line], object] = lambda line: None,
+    begin: Begin = lambda title, evaluations=None: None,
     seed: int = 0,
 ) -> list[Line]:
     """Reliability and correlation of estimators and budgets with a reference of ``reference`` evaluations.
 
     The reference allots its evaluations beforehand (``sampling="balanced"``), so that it shares nothing with the default
-    but the regression. ``note`` is told every line when it is there.
+    but the regression. ``note`` is called with every line, ``begin`` with what comes next and its evaluations. A budget
+    that is too small for an estimator is left out, and ``begin`` says so.
     """
     everyone = slice(0, images)
+    begin(f"reference, {images} images, evaluations of each", reference)
     truth = kernelshap(game_of(everyone), budget=reference, sampling="balanced", seed=seed + 10**6)
     target = truth.full_values.argmax(1)
     lines = []
     for name in estimators:
         estimator = ESTIMATORS[name]
         for budget in budgets:
+            begin(f"{name}, budget {budget:,}, and again in two halves, evaluations", 2 * budget)
             started = _now()
-            estimate = estimator(game_of(everyone), budget=budget, seed=seed)
-            seconds = (_now() - started) / images
-            _, halves = split_half(estimator, game_of(everyone), budget=budget, seed=seed + 1)
+            try:
+                estimate = estimator(game_of(everyone), budget=budget, seed=seed)
+                seconds = (_now() - started) / images
+                _, halves = split_half(estimator, game_of(everyone), budget=budget, seed=seed + 1)
+            except ValueError as error:
+                begin(f"{name}, budget {budget:,}, is left out: {error}")
+                continue
             agreement = correlation(estimate.values, truth.values)
             lines.append(Line(name, budget, seconds, *_by_target(halves, target), *_by_target(agreement, target)))
             note(lines[-1])
     return lines
 
 
-def measure_threshold(game_of: Callable[[slice], Game], images: int, threshold: float, *, budget: int) -> Reached:
-    """Image by image, as a user would ask."""
+def measure_threshold(
+    game_of: Callable[[slice], Game],
+    images: int,
+    threshold: float,
+    *,
+    budget: int,
+    begin: Begin = lambda title, evaluations=None: None,
+) -> Reached:
+    """Image by image, as a user would ask; ``begin`` is called with what comes next."""
     found: list[tuple[Estimate, float]] = []
-    kernelshap(game_of(slice(0, 1)), budget=1024)  # warm up
+    first = game_of(slice(0, 1))
+    kernelshap(first, budget=1024 if first.device.type == "cuda" else 64)  # warm up
     for i in range(images):
+        begin(f"image {i + 1} of {images} until error/range < {threshold:g}, evaluations")
         started = _now()
         estimate = kernelshap(game_of(slice(i, i + 1)), budget=budget, threshold=threshold)
         found.append((estimate, _now() - started))

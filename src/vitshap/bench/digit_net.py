@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitshap.coalitions import uniform_size
-from vitshap.compat import make_torchvision_importable
 from vitshap.data import Splits
 from vitshap.models import MaskedModel, wrap
 
@@ -16,7 +15,6 @@ EPOCHS, BATCH, RATE = 40, 128, 3e-3
 
 def train(digits: Splits, *, epochs: int = EPOCHS) -> MaskedModel:
     """A ViT of width 32 and 3 layers, trained with patches missing at random: it is its own surrogate."""
-    make_torchvision_importable()
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(

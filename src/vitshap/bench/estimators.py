@@ -22,7 +22,7 @@ from vitshap.bench import digit_net
 from vitshap.coalitions import all_coalitions
 from vitshap.data import load_digits
 from vitshap.estimators.exact import exact
-from vitshap.estimators.kernel import kernelshap
+from vitshap.estimators.kernel import kernelshap, kernelshap_original
 from vitshap.estimators.permutation import permutation
 from vitshap.game import Game
 from vitshap.shapiq_games import as_shapiq
@@ -47,7 +47,7 @@ class Row:
 
 OURS: dict[str, Contender] = {
     "kernelshap": lambda game, budget, seed: kernelshap(game, budget=budget, seed=seed).values[0, :, 0],
-    "kernelshap-plain": lambda game, budget, seed: kernelshap(game, budget=budget, seed=seed, size_effect=False).values[
+    "kernelshap-original": lambda game, budget, seed: kernelshap_original(game, budget=budget, seed=seed).values[
         0, :, 0
     ],
     "permutation": lambda game, budget, seed: permutation(game, budget=budget, seed=seed).values[0, :, 0],
@@ -77,15 +77,18 @@ def compare(
     seeds: Sequence[int] = range(20),
     contenders: Mapping[str, Contender] | None = None,
     truths: Mapping[str, Tensor] | None = None,
+    note: Callable[[str], object] = lambda text: None,
 ) -> list[Row]:
     """Run every contender (default: all) on every game (default: 20 synthetic ones of 12 players).
 
-    ``truths`` (``[d]`` each) are computed by enumeration where not given. Games have one input and one output.
+    ``truths`` (``[d]`` each) are computed by enumeration where not given. Games have one input and one output. ``note``
+    is called with the name of every game.
     """
     games = synthetic_games() if games is None else games
     contenders = {**OURS, **theirs()} if contenders is None else contenders
     rows = []
-    for title, game in games.items():
+    for number, (title, game) in enumerate(games.items(), start=1):
+        note(f"{title} ({number} of {len(games)}): {len(contenders)} estimators")
         if game.batch_size != 1 or game.num_outputs != 1:
             raise ValueError(f"{title} has {game.batch_size} inputs and {game.num_outputs} outputs: give one of each")
         truth = truths[title] if truths is not None and title in truths else exact(game).values[0, :, 0]
@@ -100,20 +103,23 @@ def compare(
     return rows
 
 
-def compare_all(*, seeds: int = 20, captum_seeds: int = 5, digits: int = 5) -> dict[str, list[Row]]:
+def compare_all(
+    *, seeds: int = 20, captum_seeds: int = 5, digits: int = 5, note: Callable[[str], object] = lambda text: None
+) -> dict[str, list[Row]]:
     """Ours, shapiq's and captum's estimators on 20 synthetic games and on ``digits`` digits of a small ViT.
 
-    captum evaluates one coalition at a time in Python, so it gets fewer seeds.
+    captum evaluates one coalition at a time in Python, so it gets fewer seeds. ``note`` is called with what comes next.
     """
     groups = {"20 games of 12 players": synthetic_games()}
     if digits:
+        note("training a small net on digits")
         groups[f"{digits} digits, 16 players"] = digit_games(digits)
     everybody = {**OURS, **theirs()}
     slow = {name: contender for name, contender in everybody.items() if name.startswith("captum")}
     quick = {name: contender for name, contender in everybody.items() if name not in slow}
     return {
-        title: compare(games, seeds=range(seeds), contenders=quick)
-        + compare(games, seeds=range(captum_seeds), contenders=slow)
+        title: compare(games, seeds=range(seeds), contenders=quick, note=note)
+        + compare(games, seeds=range(captum_seeds), contenders=slow, note=note)
         for title, games in groups.items()
     }
 

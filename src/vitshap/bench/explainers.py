@@ -19,13 +19,13 @@ from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
 from vitshap.training.configs import ExplainerTraining, ValuesConfig
 from vitshap.training.explainer import hold_out, make_store, network_config, train_explainer, training_images
-from vitshap.training.loop import LoopConfig
+from vitshap.training.loop import LoopConfig, number
 from vitshap.training.recipes import load_recipe
 from vitshap.training.values import Evaluator, ValueStore
 
 RECIPE = "imagenette-deit-tiny"
 """Whose steps are measured."""
-Judge = Callable[[Explainer], dict[str, float]]
+Judge = Callable[[Explainer], dict[str, float | None]]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Line:
     """Spent on values of coalitions; 0 where those of an earlier variant were used, or where they are part of training."""
     training_seconds: float
     best_epoch: int
-    scores: dict[str, float]
+    scores: dict[str, float | None]
 
 
 def variants(views: int, coalitions: int, num_players: int, *, passes: int = 2) -> dict[str, ExplainerTraining]:
@@ -97,7 +97,7 @@ def _equal_evaluations(config: ExplainerTraining, images: int, samples: int) -> 
     """Fewer coalitions of each where some images are repeated."""
     if config.values.unsure == 1:
         return config
-    coalitions = round((config.values.coalitions + 1) * images / samples) - 1
+    coalitions = round((number(config.values.coalitions) + 1) * images / samples) - 1
     return replace(config, values=replace(config.values, coalitions=max(1, coalitions)))
 
 
@@ -119,7 +119,7 @@ def ablate(
     evaluate = Evaluator(surrogate, compiled=compiled)
     unseen = Images(surrogate, val, None, seed=0)
     stores: dict[tuple[Any, ...], ValueStore] = {}
-    for number, (name, config) in enumerate(chosen.items()):
+    for variant_number, (name, config) in enumerate(chosen.items()):
         images = training_images(surrogate, data, config)
         config = _equal_evaluations(config, len(data), len(images))
         started, store = time.perf_counter(), None
@@ -137,15 +137,15 @@ def ablate(
         torch.manual_seed(0)
         explainer = Explainer(surrogate, network_config(config, surrogate.num_players))
         started = time.perf_counter()
-        place = folder / f"variant-{number}"
+        place = folder / f"variant-{variant_number}"
         held_out = hold_out(place, evaluate, unseen, explainer, config, store)
         history = train_explainer(
             explainer, images, held_out, place, config, store=store, console=console or Console(quiet=True)
         )
         seconds = time.perf_counter() - started
         best = min(history, key=lambda line: line[held_out.select])
-        per_image = config.values.coalitions if store is not None else config.coalitions
-        rounds = config.values.views if store is not None else config.loop.epochs
+        per_image = number(config.values.coalitions) if store is not None else config.coalitions
+        rounds = number(config.values.views if store is not None else config.loop.epochs)
         yield Line(
             variant=name,
             evaluations=rounds * len(images) * (per_image + 1),

@@ -5,6 +5,7 @@ The surrogate is the game, so all of it is measured with the surrogate. Images a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from vitshap.models import MaskedModel
 from vitshap.training.batches import Images, evenly
 from vitshap.training.values import Evaluator
 
+LEAST_RELIABILITY = 0.1
+"""Below it a truth is nearly all noise, and a correlation cannot be corrected for that."""
 TOGETHER = 250
 """Images whose curves are computed at once."""
 
@@ -49,31 +52,42 @@ def spread_out(model: MaskedModel, data: Any, count: int) -> tuple[Tensor, Tenso
     return pixels, batch.labels
 
 
-def judge_by(folder: Path, evaluate: Evaluator, data: Any, *, count: int, budget: int) -> Judged:
+def judge_by(
+    folder: Path,
+    evaluate: Evaluator,
+    data: Any,
+    *,
+    count: int,
+    budget: int,
+    progress: Callable[[int, int], object] | None = None,
+) -> Judged:
     """The truth of some images, computed into ``folder`` or found there."""
     pixels, labels = spread_out(evaluate.model, data, count)
     known = truth.compute(
         folder,
         lambda part: evaluate.model.game(pixels[part].to(evaluate.dtype)),
         num_inputs=len(pixels),
-        surrogate=evaluate.model.fingerprint(),
+        surrogate=evaluate.fingerprint(),
         budget=budget,
         batch=4,
+        progress=progress,
     )
     return Judged(pixels, labels, known)
 
 
-def agreement(values: Tensor, known: truth.Truth, labels: Tensor) -> dict[str, float]:
+def agreement(values: Tensor, known: truth.Truth, labels: Tensor) -> dict[str, float | None]:
     """Mean Pearson correlation over players of values ``[N, d, K]`` with the truth, for the images' own classes
-    (``labels`` ``[N]``) and for the others; also divided by the square root of the truth's reliability."""
+    (``labels`` ``[N]``) and for the others; also divided by the square root of the truth's reliability, or None where
+    that is below ``LEAST_RELIABILITY``."""
     found = correlation(values.double().cpu(), known.values)  # [N, K]
     own = torch.zeros_like(found, dtype=torch.bool).scatter(1, labels.cpu()[:, None], True)
-    scores = {}
+    scores: dict[str, float | None] = {}
     for name, where in (("target", own), ("others", ~own)):
         reliability = known.reliability[where].clamp(min=0)
         scores[f"reliability_{name}"] = float(reliability.mean())
         scores[f"raw_{name}"] = float(found[where].mean())
-        scores[name] = float(found[where].mean() / reliability.sqrt().mean())
+        enough = float(reliability.mean()) >= LEAST_RELIABILITY
+        scores[name] = float(found[where].mean() / reliability.sqrt().mean()) if enough else None
     return scores
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from vitshap.bench.command import app, console, device_named, one_line_errors, write_json
+from vitshap.bench.command import Pace, app, console, device_named, one_line_errors, write_json
 
 # Options that `quality` and `ablation` share
 Data = Annotated[Path, typer.Argument(help="Folder or archive of images with the bundle's classes.")]
@@ -35,7 +35,7 @@ def bench_estimators(
     from vitshap.bench import estimators
 
     errors = (0.2, 0.1, 0.05, 0.03)
-    groups = estimators.compare_all(seeds=seeds, captum_seeds=captum_seeds, digits=digits)
+    groups = estimators.compare_all(seeds=seeds, captum_seeds=captum_seeds, digits=digits, note=Pace().begin)
     for title, rows in groups.items():
         table = Table(title=f"{title}: evaluations to a relative error, geometric mean", title_justify="left")
         for heading in ("estimator", *map(str, errors)):
@@ -61,7 +61,9 @@ def bench_convergence(
     budgets: Annotated[str, typer.Option(help="Evaluations per image, comma-separated.")] = "4096,16384,32000,40000",
     reference: Annotated[int, typer.Option(help="Evaluations per image of the reference.")] = 1_048_576,
     threshold: Annotated[float, typer.Option(help="Error over range at which an image has converged.")] = 0.1,
-    rivals: Annotated[bool, typer.Option(help="Also balanced and plain KernelSHAP, and permutations.")] = True,
+    rivals: Annotated[
+        bool, typer.Option(help="Also balanced sampling, KernelSHAP as published, and permutations.")
+    ] = True,
     compiled: Annotated[bool, typer.Option(help="Compile the packed evaluation.")] = False,
     device: Device = "auto",
     out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
@@ -75,10 +77,12 @@ def bench_convergence(
     if compiled:
         model.compile()
 
-    def game_of(part: slice) -> Any:
-        return model.game(pixels[part])
+    pace = Pace()
 
-    reached = convergence.measure_threshold(game_of, len(pixels), threshold, budget=2**18)
+    def game_of(part: slice) -> Any:
+        return convergence.watched(model.game(pixels[part]), pace.add)
+
+    reached = convergence.measure_threshold(game_of, len(pixels), threshold, budget=2**18, begin=pace.begin)
     used, seconds = sorted(reached.evaluations), sorted(reached.seconds)
     console.print(
         f"error/range < {threshold:g} for every class: {sum(reached.converged)} of {len(used)} images, evaluations "
@@ -92,6 +96,7 @@ def bench_convergence(
         reference=reference,
         estimators=list(convergence.ESTIMATORS)[: None if rivals else 1],
         note=lambda line: console.print(f"{line.estimator} {line.budget:,}: correlation {line.correlation:.4f}"),
+        begin=pace.begin,
     )
     table = Table(title=f"{net}, {len(pixels)} images, {describe(where)}", title_justify="left")
     for heading in ("estimator", "evaluations", "s/image", "reliability", "others", "correlation", "others"):
@@ -132,7 +137,9 @@ def bench_quality(
     explainer = Explainer.from_pretrained(bundle, device=where)
     test = quality.open_data(explainer.surrogate, data, layout=layout, cache=cache).test
     evaluate = Evaluator(explainer.surrogate, compiled=compiled)
-    judged = quality.judge_by(truth, evaluate, test, count=images, budget=budget)
+    pace = Pace()
+    pace.begin(f"truth in {truth}, {budget:,} evaluations an image, images", images)
+    judged = quality.judge_by(truth, evaluate, test, count=images, budget=budget, progress=pace.reached)
     found = quality.agreement(explainer(judged.pixels).values, judged.truth, judged.labels)
     if curves:
         found |= quality.areas(evaluate, explainer, *quality.spread_out(explainer.surrogate, test, curves))
@@ -140,11 +147,18 @@ def bench_quality(
     for heading in ("measure", "value"):
         table.add_column(heading, justify="left" if heading == "measure" else "right")
     for name, value in found.items():
-        table.add_row(name.replace("_", " "), f"{value:.4f}")
+        table.add_row(name.replace("_", " "), "-" if value is None else f"{value:.4f}")
     console.print(table)
-    write_json(out, {"machine": describe(where), "budget": budget, **found})
+    unknown = [name for name, value in found.items() if value is None]
+    reason = (
+        f"{' and '.join(unknown)}: not known, because the truth's reliability is below {quality.LEAST_RELIABILITY:g}; "
+        f"compute it with more than {budget:,} evaluations (--budget) into another folder"
+    )
+    if unknown:
+        console.print(reason, highlight=False)
+    write_json(out, {"machine": describe(where), "budget": budget, **found, "reason": reason if unknown else None})
     if record:
-        bundles.record(bundle, {name: round(value, 4) for name, value in found.items()})
+        bundles.record(bundle, {name: round(value, 4) for name, value in found.items() if value is not None})
 
 
 @app.command("unknown")
@@ -220,9 +234,11 @@ def bench_ablation(
     surrogate = Explainer.from_pretrained(bundle, device=where).surrogate
     splits = quality.open_data(surrogate, data, layout=layout, cache=cache)
     evaluate = Evaluator(surrogate)
-    judged = quality.judge_by(truth, evaluate, splits.test, count=images, budget=budget)
+    pace = Pace()
+    pace.begin(f"truth in {truth}, {budget:,} evaluations an image, images", images)
+    judged = quality.judge_by(truth, evaluate, splits.test, count=images, budget=budget, progress=pace.reached)
 
-    def judge(one: Explainer) -> dict[str, float]:
+    def judge(one: Explainer) -> dict[str, float | None]:
         agreement = quality.agreement(one(judged.pixels).values, judged.truth, judged.labels)
         return {**agreement, **quality.areas(evaluate, one, judged.pixels, judged.labels)}
 
@@ -242,10 +258,13 @@ def bench_ablation(
         ):
             console.print(
                 f"{line.variant}: {line.evaluations:,} evaluations, {line.values_seconds:.0f} + "
-                f"{line.training_seconds:.0f} s, correlation "
-                f"{line.scores['target']:.3f} target, {line.scores['others']:.3f} others, "
-                f"deletion {line.scores['deletion']:.3f}",
+                f"{line.training_seconds:.0f} s, correlation {_shown(line.scores['target'])} target, "
+                f"{_shown(line.scores['others'])} others, deletion {_shown(line.scores['deletion'])}",
                 highlight=False,
             )
             lines.append(vars(line))
             write_json(out, {"machine": describe(where), "lines": lines})
+
+
+def _shown(score: float | None) -> str:
+    return "-" if score is None else f"{score:.3f}"

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from vitshap.bench.command import app, console, device_named, write_json
+from vitshap.bench.command import Pace, app, console, device_named, write_json
 
 
 class ArchName(StrEnum):
@@ -47,7 +47,10 @@ def bench_coalitions(
     arch: Arch = ArchName.tiny,
     library: Library = LibraryName.transformers,
     device: Device = "auto",
-    coalitions: Annotated[int, typer.Option(min=0, help="Of each of 4 images; 0: as many as suit the device.")] = 0,
+    coalitions: Annotated[
+        int, typer.Option(min=0, help="Of each of 4 images; 0: as many as suit a GPU, on a CPU as fit into --seconds.")
+    ] = 0,
+    seconds: Annotated[float, typer.Option(min=1, help="About what the evaluations take on a CPU.")] = 40.0,
     compiled: Annotated[bool, typer.Option(help="Also time packed and compiled (GPU).")] = True,
     out: Out = None,
 ) -> None:
@@ -56,8 +59,15 @@ def bench_coalitions(
     from vitshap.bench.machine import describe
 
     where = device_named(device)
-    n = coalitions or (16384 if where.type == "cuda" else 96)
-    result = measuring.measure(library.value, arch.value, where, coalitions=n, compiled=compiled)
+    result = measuring.measure(
+        library.value,
+        arch.value,
+        where,
+        coalitions=coalitions or None,
+        compiled=compiled,
+        limit=seconds,
+        note=Pace().begin,
+    )
     table = Table(title=f"{library} ViT-{arch}, {describe(where)}", title_justify="left")
     for heading in ("way", "threads", "evaluations/s", "ratio"):
         table.add_column(heading, justify="left" if heading == "way" else "right")

@@ -20,7 +20,7 @@ from vitshap.models import MaskedModel, wrap
 from vitshap.training.batches import Images
 from vitshap.training.configs import ExplainerTraining, Procedure
 from vitshap.training.explainer import explainer_task, hold_out, make_store, network_config
-from vitshap.training.loop import LoopConfig, Task, train
+from vitshap.training.loop import LoopConfig, Task, number, train
 from vitshap.training.recipes import load_recipe
 from vitshap.training.values import Evaluator
 
@@ -71,7 +71,7 @@ def measure(library: Library, arch: Arch, config: ExplainerTraining, device: tor
 
 def measure_net(model: MaskedModel, config: ExplainerTraining, *, steps: int) -> Speed:
     """The same for any net."""
-    device, (batch, _) = model.device, config.loop.numbers()
+    device, batch = model.device, number(config.loop.batch_size)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     images = Images(model, _random_images(model, (steps + WARM_UP) * batch), config.augmentation, seed=0)
@@ -82,7 +82,7 @@ def measure_net(model: MaskedModel, config: ExplainerTraining, *, steps: int) ->
         store = make_store(evaluate, images, config.values)
         # The second of two views compiles; the first comes after, so that its pixels are kept as in a training.
         next(store.batches([torch.arange(1)], 1))
-        evaluations = len(images) * (config.values.coalitions + 1) / _seconds(device, store.fill)
+        evaluations = len(images) * (number(config.values.coalitions) + 1) / _seconds(device, store.fill)
     torch.manual_seed(0)
     explainer = Explainer(model, network_config(config, model.num_players))
     with TemporaryDirectory() as folder:

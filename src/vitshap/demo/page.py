@@ -14,6 +14,7 @@ from PIL import Image
 from vitshap.demo.compare import HEADINGS, NOTE, Comparison, cells, theorem_lines
 from vitshap.demo.photos import PATCHES, Photos
 from vitshap.demo.pictures import Drawn
+from vitshap.plots import SOFTWARE
 from vitshap.report.card import card
 from vitshap.report.inline import data_uri, scale_uri
 
@@ -22,7 +23,7 @@ _PAGE = Template("""<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="generator" content="vitshap demo">
+<meta name="generator" content="$generator">
 <meta name="color-scheme" content="light dark">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
 <title>vitshap demo</title>
@@ -69,7 +70,13 @@ def write_page(
         *_photos(photos),
         _section("Training on digits", "".join(f"<p>{escape(line)}</p>" for line in trained) + _figures(training)),
     ]
-    page = _PAGE.substitute(css=_own("page.css"), script=_own("page.js"), scale=scale_uri(), parts="\n".join(parts))
+    page = _PAGE.substitute(
+        generator=escape(SOFTWARE),
+        css=_own("page.css"),
+        script=_own("page.js"),
+        scale=scale_uri(),
+        parts="\n".join(parts),
+    )
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(page, encoding="utf-8")
     os.replace(temporary, path)

@@ -13,8 +13,6 @@ from vitshap.training.begun import STAGES
 from vitshap.training.loop import LOG
 
 CLASSES = 5
-OVERLAY_ALPHA = 0.6
-"""Digits are few strokes on black: under the paper's overlay they would not be seen."""
 CAPTIONS = {
     "classifier": "The classifier: cross-entropy and accuracy by epoch.",
     "surrogate": "The surrogate: how far its answers with missing patches are from the classifier's on whole digits.",
@@ -64,7 +62,6 @@ def _methods(comparison: Comparison, path: Path) -> Drawn:
         row_titles=[f"a {label}" for label in labels],
         units=unit,
         scale="row",
-        overlay_alpha=OVERLAY_ALPHA,
     )
     return Drawn(plots.save(figure, path), "Values for the true class of each digit; a row has one scale.")
 
@@ -82,7 +79,6 @@ def _classes(comparison: Comparison, i: int, path: Path) -> Drawn:
         ],
         unit=exact.unit,
         title=f"a {int(comparison.labels[i])}",
-        overlay_alpha=OVERLAY_ALPHA,
     )
     said = f"A {int(comparison.labels[i])}: exact values above, the explainer's below, for the {CLASSES} likeliest classes."
     return Drawn(plots.save(figure, path), said)

@@ -48,12 +48,13 @@ def run(
     target: Tensor | None,
     progress: Watcher | None,
 ) -> Estimate:
-    """Advance ``state`` until the budget is used or every input's worst class is below ``threshold``."""
+    """Advance ``state`` until the budget is used or every class is below ``threshold``, or those of ``target``."""
     require_budget(budget, state.smallest, state.method)
     if threshold is not None and not threshold > 0:
         raise ValueError(f"threshold is a positive ratio of standard error to range, got {threshold}")
     base, full = endpoints(game)
-    target = _targets(game, full, target)
+    watched = _targets(game, full, target)  # [B, T]
+    likely = watched.gather(1, full.gather(1, watched).argmax(1, keepdim=True))  # [B, 1]
     looks = threshold is not None or progress is not None
     history: list[Checkpoint] = []
     goal = _rounded(max(state.first_look, 128), budget) if looks else budget
@@ -61,8 +62,9 @@ def run(
         used = state.advance(goal)
         values, stderr = without_absent(game, *state.estimate())
         ratios = error_ratios(values, stderr)  # [B, K]
-        below = ratios.amax(1) < (threshold if threshold is not None else torch.finfo(ratios.dtype).tiny)
-        history.append(Checkpoint(used, float(ratios.max()), float(ratios.gather(1, target[:, None]).max())))
+        worst = ratios.gather(1, watched).amax(1)  # [B]
+        below = worst < (threshold if threshold is not None else torch.finfo(ratios.dtype).tiny)
+        history.append(Checkpoint(used, float(worst.max()), float(ratios.gather(1, likely).max())))
         estimate = Estimate(values, stderr, base, full, used, state.method, below, tuple(history))
         if progress is not None:
             progress(estimate)
@@ -98,12 +100,14 @@ def require_budget(budget: int, smallest: int, method: str) -> None:
 
 
 def _targets(game: Game, full: Tensor, target: Tensor | None) -> Tensor:
+    """Outputs that a threshold is for, int64 ``[B, T]``."""
     if target is None:
-        return full.argmax(1)
-    if target.dtype != torch.int64 or tuple(target.shape) != (game.batch_size,):
+        return torch.arange(game.num_outputs, device=full.device).expand(game.batch_size, -1)
+    if target.dtype != torch.int64 or target.ndim not in (1, 2) or target.shape[0] != game.batch_size:
         raise ValueError(
-            f"target is one class per input, int64 [{game.batch_size}], got {target.dtype} {list(target.shape)}"
+            f"target is one class per input or several, int64 [{game.batch_size}] or [{game.batch_size}, T], "
+            f"got {target.dtype} {list(target.shape)}"
         )
-    if not 0 <= int(target.min()) <= int(target.max()) < game.num_outputs:
-        raise ValueError(f"targets are classes 0 to {game.num_outputs - 1}, got {target.tolist()[:8]}")
-    return target.to(full.device)
+    if target.numel() == 0 or not 0 <= int(target.min()) <= int(target.max()) < game.num_outputs:
+        raise ValueError(f"targets are classes 0 to {game.num_outputs - 1}, got {target.flatten().tolist()[:8]}")
+    return target.view(game.batch_size, -1).to(full.device)

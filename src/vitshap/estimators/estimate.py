@@ -18,7 +18,8 @@ from vitshap.game import Game
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where an estimator stood after ``evaluations``: the largest ratio over inputs, of the worst and the target class."""
+    """Where an estimator stood after ``evaluations``: the largest ratio over inputs, of the worst of the classes that a
+    threshold is for, and of the most probable one of them."""
 
     evaluations: int
     worst_ratio: float

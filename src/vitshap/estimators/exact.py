@@ -24,7 +24,7 @@ def exact(game: Game, /, *, batch: int = 4096) -> Estimate:
     if d > MOST_PLAYERS:
         raise ValueError(
             f"exact values of {d} players need 2^{d} evaluations; it is offered up to {MOST_PLAYERS} players. "
-            f"Use kernelshap, or fewer players (blocks of patches)"
+            f"Use kernelshap, or fewer players: players=4 makes blocks of 4 x 4 patches (--players 4 in the command)"
         )
     base, full = endpoints(game)  # [B, K]
     joined, left = _shares(d, game.device)

@@ -1,8 +1,9 @@
 """KernelSHAP, by default with the effect of a coalition's size regressed out.
 
 ``size_effect=True`` is an estimator of our own on top of KernelSHAP's characterisation of the Shapley values (derived in
-docs/estimators.md); ``size_effect=False`` is KernelSHAP as published. Both evaluate the same coalitions for all inputs of
-a batch, so that one factorisation serves every input and class.
+docs/estimators.md). ``kernelshap_original`` is KernelSHAP as published; ``size_effect=False`` is the same but for few
+evaluations, where ``moments="auto"`` takes the exact moment matrix. All evaluate the same coalitions for all inputs of a
+batch, so that one factorisation serves every input and class.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from vitshap.estimators.plain import PlainState
 from vitshap.estimators.size_effect import Moments, Sampling, SizeEffectState
 from vitshap.game import Game
 
-__all__ = ["Moments", "Sampling", "kernelshap"]
+__all__ = ["Moments", "Sampling", "check_choice", "kernelshap", "kernelshap_original"]
 
 
 def kernelshap(
@@ -40,15 +41,15 @@ def kernelshap(
     """Shapley values of every input and output from at most ``budget`` evaluations per input.
 
     ``budget`` counts the empty and the full coalition. With ``threshold`` it stops as soon as the largest standard error
-    is below that share of the values' range, for the worst class of every input; ``target`` (``[B]``, default the
-    predicted class) only chooses the second ratio of the history. ``progress`` is called with every partial estimate.
+    is below that share of the values' range, for every class of every input, or for the classes ``target`` (``[B]`` or
+    ``[B, T]``) alone. ``progress`` is called with every partial estimate.
     ``moments``: "exact" subtracts size curves only (unbiased at any budget), "sampled" also regresses on the players,
     "auto" weighs between them by leave-one-out error. ``sampling``: how evaluations are split over sizes; "adaptive" learns
     it from the first eighth of them where that pays (otherwise "balanced"). ``batch`` coalitions are given to the game at a
     time.
     """
-    _check_choice("moments", moments, ("auto", "exact", "sampled"))
-    _check_choice("sampling", sampling, ("adaptive", "balanced", "shapley", "leverage"))
+    check_choice("moments", moments, ("auto", "exact", "sampled"))
+    check_choice("sampling", sampling, ("adaptive", "balanced", "shapley", "leverage"))
     if batch < 2:
         raise ValueError(f"batch is the number of coalitions evaluated at a time, at least 2; got {batch}")
     if game.num_players == 1:
@@ -64,6 +65,34 @@ def kernelshap(
     return run(state, game, budget=budget, threshold=threshold, target=target, progress=progress)
 
 
-def _check_choice(name: str, given: str, choices: Sequence[str]) -> None:
+def kernelshap_original(
+    game: Game,
+    /,
+    *,
+    budget: int,
+    paired: bool = True,
+    threshold: float | None = None,
+    target: Tensor | None = None,
+    batch: int = 4096,
+    seed: int = 0,
+    progress: Watcher | None = None,
+) -> Estimate:
+    """KernelSHAP as published (Lundberg and Lee, 2017; with ``paired`` as improved by Covert and Lee, 2021).
+
+    Coalitions are drawn from the Shapley kernel, with replacement, by default each with its complement; the values are
+    the least-squares fit to them, weighted equally, under the constraint that they add up. No effect of the size is
+    regressed out, and the moment matrix is that of the sample at any budget. Arguments as for ``kernelshap``.
+    """
+    if batch < 2:
+        raise ValueError(f"batch is the number of coalitions evaluated at a time, at least 2; got {batch}")
+    if game.num_players == 1:
+        return exact(game)
+    state = PlainState(game, paired, True, "shapley", batch, seed)
+    state.method = "kernelshap-original"
+    return run(state, game, budget=budget, threshold=threshold, target=target, progress=progress)
+
+
+def check_choice(name: str, given: str, choices: Sequence[str]) -> None:
+    """Raise unless ``given`` is one of the choices."""
     if given not in choices:
         raise ValueError(f"{name} is one of {', '.join(choices)}; got {given!r}")

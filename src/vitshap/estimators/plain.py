@@ -1,4 +1,4 @@
-"""KernelSHAP as published: independent coalitions, weighted least squares under the efficiency constraint.
+"""Plain KernelSHAP: independent coalitions, weighted least squares under the efficiency constraint.
 
 Kept beside our own estimator because it is what people know and compare with. Writing ``x = s - |s|/d`` and
 ``phi = (v(1) - v(0))/d + psi`` with psi summing to zero removes the constraint: the regression of

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vitshap.estimators.estimate import Estimate
+from vitshap.explanation import Explanation
 from vitshap.game import Game
 
 
@@ -62,10 +63,23 @@ def spearman_brown(half: Tensor) -> Tensor:
     return (2 * half / (1 + half).clamp(min=torch.finfo(half.dtype).tiny)).clamp(min=-1)
 
 
-def reliability_from_errors(estimate: Estimate) -> Tensor:
-    """The same without a second half: one minus the share of error variance in the values' variance, ``[B, K]``."""
+def reliability_from_errors(estimate: Estimate | Explanation) -> Tensor:
+    """The same without a second half, from standard errors: ``[B, K]`` (of an explanation ``[B, T]``), 0 to 1.
+
+    One minus the share of the errors' variance in the values' variance over players: below 0.5 there is more noise than
+    signal. Its square root is about the correlation with the values that unlimited evaluations would give. Only players
+    that an image has are counted.
+    """
     if estimate.stderr is None:
-        raise ValueError(f"this {estimate.method} estimate has no standard errors: give it a larger budget")
-    variance = estimate.values.var(1)
-    error = estimate.stderr.square().mean(1)
-    return torch.where(error > 0, 1 - error / variance, torch.ones_like(error))
+        raise ValueError(
+            f"this {estimate.method} estimate has no standard errors: only sampling gives them, with a larger budget"
+        )
+    values, squares = estimate.values.double(), estimate.stderr.double().square()
+    mask = getattr(estimate, "player_mask", None)
+    present = torch.ones_like(values[..., :1]) if mask is None else mask[..., None].to(values)  # [B, d, 1]
+    count = present.sum(1)  # [B, 1]
+    centred = (values - (values * present).sum(1, keepdim=True) / count[:, None]) * present
+    variance = centred.square().sum(1) / (count - 1).clamp(min=1)
+    error = (squares * present).sum(1) / count
+    tiny = torch.finfo(variance.dtype).tiny
+    return torch.where(error > 0, (1 - error / variance.clamp(min=tiny)).clamp(min=0), 1.0)

@@ -24,6 +24,7 @@ from vitshap.estimators.reliability import Estimator, split_half
 from vitshap.game import Game
 from vitshap.models import MaskedModel
 from vitshap.models.masked import Images
+from vitshap.models.precision import Precision
 
 FORMAT = 1
 RECORD, TENSORS = "truth.json", "truth.safetensors"
@@ -35,7 +36,7 @@ class Specification:
 
     num_inputs: int
     surrogate: str
-    """Hash of the surrogate's weights."""
+    """Hash of the surrogate's own weights, not of a copy in half precision that evaluates it."""
     method: str
     budget: int
     """Evaluations per input, both halves and the endpoints together."""
@@ -121,13 +122,17 @@ def of_images(
     budget: int,
     batch: int = 8,
     seed: int = 0,
+    precision: Precision = "auto",
     progress: Callable[[int, int], object] | None = None,
 ) -> Truth:
-    """The truth of these images under this (surrogate) model, by ``kernelshap``; arguments as for ``compute``."""
+    """The truth of these images under this (surrogate) model, by ``kernelshap``; arguments as for ``compute``.
+
+    It belongs to the model's own weights, in whatever ``precision`` and on whatever device it is computed.
+    """
     pixels = model.prepare(images).pixels
     return compute(
         folder,
-        lambda part: model.game(pixels[part]),
+        lambda part: model.game(pixels[part], precision=precision),
         num_inputs=len(pixels),
         surrogate=model.fingerprint(),
         budget=budget,

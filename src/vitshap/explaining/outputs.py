@@ -6,9 +6,11 @@ import importlib
 import json
 import os
 import re
+import struct
 import sys
 import uuid
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,12 +18,46 @@ from typing import Any, TextIO
 import torch
 
 from vitshap import plots
+from vitshap.explaining.wanted import only
 from vitshap.explanation import Explanation
-from vitshap.report import Explained, Failed, Patch, patches
+from vitshap.report import Explained, Failed, Patch, page, patches, words
 
 PREDICTIONS = 5
+COUNTING = "rows, columns, classes and players count from 0; rows and columns from the top left of the box"
+MAPS = 20
+"""Maps of an image that are drawn at most, where its classes were not named one by one: a map takes 0.05 s and more."""
+_HEAD = 2000
+"""Bytes at the beginning of a file that hold our mark."""
+_PNG_HEADER = 33
+"""Bytes of a PNG's signature and first chunk, which other chunks follow."""
+_TEXT = b"tEXtvitshap\0heatmap"
+_MARK = struct.pack(">I", len(_TEXT) - 4) + _TEXT + struct.pack(">I", zlib.crc32(_TEXT))
+"""A PNG chunk of text, by which a heatmap is known as one of ours."""
 _NAME_BYTES = 90
 """Of a file's own name and of a class's in the name of a heatmap: file systems count bytes, 255 in all."""
+
+
+def with_drawn_classes(entry: Explained) -> Explained:
+    """The same entry for drawing: of many classes, which come in the order of their probability, the first alone."""
+    if len(entry.classes) <= MAPS:
+        return entry
+    note = (
+        f"maps of the {MAPS} most probable of {len(entry.classes):,} explained classes are drawn; the values of all are in "
+        "--json and --parquet"
+    )
+    return replace(entry, explanation=only(entry.explanation, entry.classes[:MAPS]), notes=(*entry.notes, note))
+
+
+def refuse_foreign_report(folder: Path) -> None:
+    """Raise if the folder holds a report that is not one of ours: it would be replaced."""
+    for path in sorted(folder.glob("report*.html")):
+        if not re.fullmatch(r"report(-\d+)?\.html", path.name):
+            continue
+        ours = path.is_file() and page.MARK.encode() in path.read_bytes()[:_HEAD]
+        if not ours:
+            raise ValueError(
+                f"{path} was not written by vitshap explain and is not replaced: give another folder with --out"
+            )
 
 
 def record(entry: Explained | Failed, *, k: int = 5) -> dict[str, Any]:
@@ -38,12 +74,14 @@ def record(entry: Explained | Failed, *, k: int = 5) -> dict[str, Any]:
         one["values"] = _rounded(e.values[0, :, column])
         if e.stderr is not None:
             one["stderr"] = _rounded(e.stderr[0, :, column])
+            one["reliability"] = words.reliability(entry, index)
         explained.append(one)
     predicted = [{"class": c, "name": entry.label(c), "output": value} for c, value in entry.predicted(PREDICTIONS)]
     found: dict[str, Any] = {"file": str(entry.path), "size": list(entry.size), "predicted": predicted}
     found |= {
         "explained": explained,
         "grid": list(e.grid),
+        "counting": COUNTING,
         "box": list(entry.box),
         "unit": e.unit,
         "additive": e.additive,
@@ -53,7 +91,7 @@ def record(entry: Explained | Failed, *, k: int = 5) -> dict[str, Any]:
     if e.converged is not None:
         found["converged"] = bool(e.converged[0])
     found |= {"method": e.method, "evaluations": e.evaluations, "seconds": e.seconds}
-    return found | {"warnings": list(entry.warnings), "notes": list(entry.notes)}
+    return found | {"warnings": list(entry.warnings), "notes": [*entry.notes, *words.hints(entry)]}
 
 
 class JsonLines:
@@ -62,8 +100,9 @@ class JsonLines:
     A file that is there already stays until an image is explained; use it in a ``with`` statement.
     """
 
-    def __init__(self, target: str, *, k: int = 5) -> None:
-        self._k = k
+    def __init__(self, target: str, *, k: int = 5, facts: Mapping[str, Any] | None = None) -> None:
+        """``facts`` stand in the line of every explained image."""
+        self._k, self._facts = k, dict(facts or {})
         self._path = None if target == "-" else Path(os.path.expanduser(target))
         self._file: TextIO | None = sys.stdout
         self._waiting: list[Failed] = []
@@ -78,7 +117,8 @@ class JsonLines:
             self._waiting.append(entry)
             return
         file = self._opened()
-        file.write(json.dumps(record(entry, k=self._k), allow_nan=False) + "\n")
+        facts = self._facts if isinstance(entry, Explained) else {}
+        file.write(json.dumps({**record(entry, k=self._k), **facts}, allow_nan=False) + "\n")
         file.flush()
 
     def __enter__(self) -> JsonLines:
@@ -154,22 +194,52 @@ class ParquetRows:
 
 
 class Heatmaps:
-    """``STEM-CLASS.png`` for each explained class, in the frame of the photo, with a colour bar."""
+    """``STEM-CLASS.png`` for each explained class, in the frame of the photo, with a colour bar.
 
-    def __init__(self, folder: Path, photos: Iterable[Path] = ()) -> None:
-        """``photos`` that lie in the folder themselves are never written over."""
-        self._folder = folder
+    In a ``with`` statement heatmaps of an earlier run in the folder are removed once an image is explained, for they would
+    be taken for those of this one; files of anybody else stay, and no heatmap takes their names.
+    """
+
+    def __init__(self, folder: Path, photos: Iterable[Path] = (), *, drawing: bool = True) -> None:
+        """``photos`` that lie in the folder themselves are never written over; without ``drawing`` nothing is drawn."""
+        self._folder, self._drawing, self._explained = folder, drawing, False
         home = folder.resolve()
-        self._taken = {hash(path.name.lower()) for path in photos if path.parent.resolve() == home}
+        there = list(folder.glob("*.png")) if folder.is_dir() else []
+        self._old = {path for path in there if _ours(path)}
+        foreign = [path.name for path in there if path not in self._old]
+        own = [path.name for path in photos if path.parent.resolve() == home]
+        self._taken = {hash(name.lower()) for name in (*foreign, *own)}
 
     def add(self, entry: Explained | Failed) -> None:
         """Draw the maps of one image."""
         if isinstance(entry, Failed):
             return
-        shown = replace(entry.explanation, image_box=torch.tensor([entry.picture_box]))
+        self._explained = True
+        if not self._drawing:
+            return
+        shown, picture = replace(entry.explanation, image_box=torch.tensor([entry.picture_box])), entry.picture
+        if entry.zoomed:  # in all of a panorama the map would be too small to be read
+            shown, picture = replace(shown, image_box=None), picture.crop(entry.picture_box)
         for index in entry.classes:
-            figure = shown.plot(entry.picture, target=index)
-            plots.save(figure, self._folder / self._name(Path(entry.path).stem, entry.label(index)))
+            path = self._folder / self._name(Path(entry.path).stem, entry.label(index))
+            temporary = self._folder / f".{uuid.uuid4().hex}.png"
+            try:
+                plots.save(shown.plot(picture, target=index), temporary)
+                content = temporary.read_bytes()
+                temporary.write_bytes(content[:_PNG_HEADER] + _MARK + content[_PNG_HEADER:])
+                os.replace(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
+            self._old.discard(path)
+
+    def __enter__(self) -> Heatmaps:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """Remove those of an earlier run, whose report has been replaced."""
+        if self._explained and not isinstance(error, OSError):
+            for path in self._old:
+                path.unlink(missing_ok=True)
 
     def _name(self, stem: str, label: str) -> str:
         """A file name that no other map of this run has, on systems that ignore case too."""
@@ -180,6 +250,17 @@ class Heatmaps:
             name = f"{stem}-{count}-{label}.png"
         self._taken.add(hash(name.lower()))
         return name
+
+
+def _ours(path: Path) -> bool:
+    """Whether a PNG is a heatmap that an earlier run wrote."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return _MARK in file.read(_HEAD)
+    except OSError:
+        return False
 
 
 def _slug(text: str) -> str:

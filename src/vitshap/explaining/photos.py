@@ -6,13 +6,16 @@ A file that cannot be read is an answer, not an accident: the reason is one line
 from __future__ import annotations
 
 import glob
+import io
 import os
+import stat
+import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple, TypeAlias
 
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from vitshap.data.decode import UnreadableImage
 from vitshap.models.preprocess import eight_bit
@@ -40,23 +43,69 @@ SUFFIXES = frozenset(f".{kind}" for kind in _KINDS)
 """What is taken from a folder; a file that is named is tried whatever it is called."""
 SHOWN = 800
 """Longest side of the picture that is kept for drawing."""
+LARGE = 32_000_000
+"""Pixels above which a photo is shrunk while it is read, ..."""
+ENOUGH = 8_000_000
+"""... to this many at least, ..."""
+SHORT_SIDE = 1024
+"""... and to a short side of this many pixels at least."""
+NOT_A_FILE = "it is a pipe, socket or device, not a file (- reads a photo from the standard input)"
+PIPED_BYTES = 1 << 29
+"""Most that is read from the standard input."""
+_DEEP = ("I", "F")
+"""Modes whose scale is that of the whole image."""
+_EXIF = ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp")
+"""Where an image's information says how the camera was held."""
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_SIDEWAYS = (5, 6, 7, 8)
+"""Orientations in which width and height are stored as height and width."""
+
+
+@dataclass(frozen=True)
+class Piped:
+    """A photo that came through the standard input."""
+
+    content: bytes = field(repr=False)
+
+    def __fspath__(self) -> str:
+        """What it is called in reports."""
+        return "standard-input"
+
+    def __str__(self) -> str:
+        return self.__fspath__()
+
+
+Photo: TypeAlias = Path | Piped
 
 
 @dataclass(frozen=True)
 class Found:
     """Files to explain, and what was asked for but is not there."""
 
-    photos: list[Path]
+    photos: list[Photo]
     missing: list[Failed]
+
+    @property
+    def files(self) -> list[Path]:
+        """The photos that are files."""
+        return [photo for photo in self.photos if isinstance(photo, Path)]
 
 
 class Opened(NamedTuple):
     """A photo as the file has it, and what to show of it."""
 
     image: Image.Image
-    """Loaded, of any mode, as the camera held it: preprocessing sets it upright."""
+    """Loaded, upright, of any mode; a very large photo is shrunk."""
     picture: Image.Image
-    """Upright, RGB, at most ``SHOWN`` pixels a side."""
+    """Upright, RGB, at most ``SHOWN`` pixels a side; a panorama has more, for the net sees a small part of it."""
     size: tuple[int, int]
     """Width and height of the upright original."""
     notes: tuple[str, ...]
@@ -65,12 +114,13 @@ class Opened(NamedTuple):
 def find_photos(names: Iterable[str], /, *, leave_out: Path | None = None) -> Found:
     """Files named, files in folders named (and in folders within), files that patterns match; each once, in order.
 
-    ``leave_out`` is a folder whose files are nobody's photos: the one that results are written to.
+    "-" is the standard input. Pipes, sockets and devices are no photos. ``leave_out`` is a folder whose files are nobody's
+    photos: the one that results are written to.
     """
-    photos: dict[Path, None] = {}
+    photos: dict[Photo, None] = {}
     missing = []
     for name in names:
-        found = _found(name, leave_out)
+        found = _piped() if name == "-" else _found(name, leave_out)
         if isinstance(found, Failed):
             missing.append(found)
         else:
@@ -78,16 +128,91 @@ def find_photos(names: Iterable[str], /, *, leave_out: Path | None = None) -> Fo
     return Found(list(photos), missing)
 
 
-def read_photo(path: str | os.PathLike[str], /) -> Opened:
+def read_photo(source: str | os.PathLike[str] | BinaryIO, /) -> Opened:
     """The photo of a file, its first frame if there are several; ``UnreadableImage`` with a reason in plain words."""
+    file = io.BytesIO(source.content) if isinstance(source, Piped) else source
+    name = str(source) if isinstance(source, str | os.PathLike) else "the image"
     try:
-        with Image.open(path) as image:
+        if isinstance(file, str | os.PathLike):
+            _require_regular(file)
+        with Image.open(file) as image:
             notes = tuple(_notes(image))
+            size = image.size
+            factor = _factor(size)
+            if factor > 1:  # JPEGs can be decoded at a fraction of their size
+                image.draft(None, (size[0] // factor, size[1] // factor))
+                factor //= round(size[0] / image.width)
             image.load()
-            upright = eight_bit(image)
-            return Opened(image, _small(upright), upright.size, notes)
+            orientation = _orientation(image)
+            for key in _EXIF:  # read once, here: whatever follows must not turn the image again
+                image.info.pop(key, None)
+            plain = image.copy() if factor == 1 else _reduced(image, factor)
+        upright = plain.transpose(_TURNS[orientation]) if orientation in _TURNS else plain
+        return Opened(upright, _small(upright), size[::-1] if orientation in _SIDEWAYS else size, notes)
+    except UnreadableImage:
+        raise
     except Exception as error:  # Pillow's plugins raise whatever a damaged file leads them to
-        raise UnreadableImage(str(path), _reason(path, error)) from error
+        raise UnreadableImage(name, _reason(file, error)) from error
+
+
+def photo_pixels(photo: Photo) -> int:
+    """Pixels of a photo that decoding it will hold, from the head of its file; 0 where it has none."""
+    try:
+        if isinstance(photo, Path):
+            _require_regular(photo)
+        with Image.open(io.BytesIO(photo.content) if isinstance(photo, Piped) else photo) as image:
+            shrunk = _factor(image.size) ** 2 if image.format in ("JPEG", "MPO") else 1
+            return image.width * image.height // shrunk
+    except Exception:  # read_photo says what is wrong with it
+        return 0
+
+
+def _require_regular(path: str | os.PathLike[str]) -> None:
+    """Raise unless this is a plain file: a pipe would be waited for without end."""
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise UnreadableImage(str(path), "it is a folder")
+    if not stat.S_ISREG(mode):
+        raise UnreadableImage(str(path), NOT_A_FILE)
+
+
+def _factor(size: tuple[int, int]) -> int:
+    """By how much a photo of this size is shrunk while it is read."""
+    width, height = size
+    if width * height <= LARGE:
+        return 1
+    fits = (f for f in (8, 4, 2) if width * height >= ENOUGH * f * f and min(size) >= SHORT_SIDE * f)
+    return next(fits, 1)
+
+
+def _orientation(image: Image.Image) -> int:
+    """How the camera was held, as EXIF numbers it; 1, upright, where the EXIF data are damaged."""
+    try:
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # whatever damaged data lead Pillow to
+        return 1
+
+
+def _reduced(image: Image.Image, factor: int) -> Image.Image:
+    """The image in RGB, shrunk band by band, so that no second copy of its full size is made."""
+    if image.mode in _DEEP:
+        return eight_bit(image).reduce(factor)
+    width, height = (-(-side // factor) for side in image.size)
+    small = Image.new("RGB", (width, height))
+    rows = 256 * factor
+    for top in range(0, image.height, rows):
+        band = eight_bit(image.crop((0, top, image.width, min(top + rows, image.height))))
+        small.paste(band.reduce(factor), (0, top // factor))
+    return small
+
+
+def _piped() -> list[Photo] | Failed:
+    if sys.stdin is None or sys.stdin.isatty():
+        return Failed("-", "nothing is piped into the standard input")
+    content = sys.stdin.buffer.read(PIPED_BYTES + 1)
+    if len(content) > PIPED_BYTES:
+        return Failed("-", f"more than {PIPED_BYTES >> 20} MiB come through the standard input")
+    return [Piped(content)]
 
 
 def _found(name: str, leave_out: Path | None) -> list[Path] | Failed:
@@ -97,21 +222,27 @@ def _found(name: str, leave_out: Path | None) -> list[Path] | Failed:
         photos = sorted(_within(path, leave_out))
         return photos or Failed(name, f"the folder holds no image ({', '.join(_KINDS)})")
     if path.exists():
-        return [path]
+        return [path] if path.is_file() else Failed(name, NOT_A_FILE)
     if any(letter in name for letter in "*?["):
         matched = sorted(Path(one) for one in glob.iglob(str(path), recursive=True))
         matched = [one for one in matched if not _inside(one, leave_out)]
-        inside = [sorted(_within(one, leave_out)) if one.is_dir() else [one] for one in matched]
+        inside = [sorted(_within(one, leave_out)) if one.is_dir() else [one] for one in matched if _ordinary(one)]
         return [file for files in inside for file in files] or Failed(name, "no file matches this pattern")
     return Failed(name, "there is no such file or folder")
+
+
+def _ordinary(path: Path) -> bool:
+    """Whether it is no pipe, socket or device."""
+    return path.is_file() or path.is_dir() or not path.exists()
 
 
 def _within(folder: Path, leave_out: Path | None) -> Iterator[Path]:
     for here, folders, files in os.walk(folder):
         folders[:] = [one for one in folders if not one.startswith(".") and not _inside(Path(here, one), leave_out)]
         for file in files:
-            if not file.startswith(".") and os.path.splitext(file)[1].lower() in SUFFIXES:
-                yield Path(here, file)
+            path = Path(here, file)
+            if not file.startswith(".") and path.suffix.lower() in SUFFIXES and _ordinary(path):
+                yield path
 
 
 def _refuse_own_folder(folder: Path, leave_out: Path | None) -> None:
@@ -139,21 +270,23 @@ def _notes(image: Image.Image) -> Iterator[str]:
 
 
 def _small(upright: Image.Image) -> Image.Image:
-    scale = SHOWN / max(upright.size)
+    shorter, longer = sorted(upright.size)
+    scale = min(max(SHOWN / longer, SHOWN / 2 / shorter), 4 * SHOWN / longer)
     if scale >= 1:
-        return upright
+        return eight_bit(upright)
     width, height = (max(round(side * scale), 1) for side in upright.size)
-    return upright.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3.0)
+    rgb = upright if upright.mode == "RGB" else eight_bit(upright)
+    return rgb.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3.0)
 
 
-def _reason(path: str | os.PathLike[str], error: BaseException) -> str:
+def _reason(file: str | os.PathLike[str] | BinaryIO, error: BaseException) -> str:
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         limit = 2 * (Image.MAX_IMAGE_PIXELS or 0) / 1e6
         return f"it is too large: its pixels would fill the memory (at most {limit:.0f} megapixels are read)"
     try:
-        if os.path.getsize(path) == 0:
+        if (os.path.getsize(file) if isinstance(file, str | os.PathLike) else file.seek(0, io.SEEK_END)) == 0:
             return "the file is empty"
-    except OSError:
+    except (OSError, ValueError):  # a stream may be closed
         return "the file is gone or cannot be reached"
     if isinstance(error, PermissionError):
         return "the file may not be read (permission denied)"

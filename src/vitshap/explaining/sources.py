@@ -5,9 +5,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import platform
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,30 +15,30 @@ import torch
 from torch import Tensor
 
 from vitshap._version import __version__
-from vitshap.coalitions import shapley_kernel
 from vitshap.explainers import Explainer, bundle
 from vitshap.explainers.card import measured
-from vitshap.explaining.nets import load_model
+from vitshap.explaining.budget import LADDER
+from vitshap.explaining.nets import load_model, reachable_hub
 from vitshap.explaining.wanted import Wanted
 from vitshap.explanation import Explanation
 from vitshap.methods import Explains, Target, method, methods
 from vitshap.models import MaskedModel
-from vitshap.models.base import net_device_dtype, unwrapped
+from vitshap.models.base import unwrapped
+from vitshap.players import resolve
 from vitshap.report import Summary
 from vitshap.report.words import output_text
 
 UNKNOWN_THRESHOLD = 0.5
 """Below this largest probability no class is said to fit, where the bundle does not say what was measured for it."""
-DEFAULT_BUDGET = 1024
-"""Evaluations per image where an explainer is missing and none is asked for."""
 NOT_FINE_TUNED = (
     "this net was not fine-tuned for missing patches: what it answers when patches are withheld, and so the values, "
     "may be odd"
 )
-EXPLAINER = "explainer"
-
-REHEARSAL = 0.1
-"""Seconds of evaluations that a method is tried with."""
+BY_CHANCE = (
+    "the method random explains nothing: its values are drawn by chance, whatever the net and the photo are; it is there "
+    "for other methods to be compared with"
+)
+EXPLAINER, CHANCE = "explainer", "random"
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +61,7 @@ class Source:
             return self._call(pixels, wanted.fixed)
         if isinstance(self.method, Explainer):  # all classes come in the one pass, the prediction too
             return self._call(pixels, None)
-        return self._call(pixels, wanted.choose(self.model.game(pixels).grand))
+        return self._call(pixels, wanted.choose)  # of the prediction that the method computes anyway
 
     def _call(self, pixels: Tensor, target: Target) -> Explanation:
         explanation: Explanation = self.method(pixels, target=target)
@@ -98,36 +97,9 @@ class Source:
             warnings=self.warnings,
         )
 
-    def seconds_per_image(self, *, at_least: float = 0.4) -> float | None:
-        """How long an image will take, from timing a few evaluations; None where the method has no budget."""
-        if self.budget is None:
-            return None
-        device, dtype = net_device_dtype(self.model.net)
-        blank = torch.zeros(1, self.model.adapter.channels, *self.model.image_size, device=device, dtype=dtype)
-        game = self.model.game(blank)
-        draw = shapley_kernel(game.num_players).sample(512, generator=torch.Generator().manual_seed(0)).to(device)[None]
-        game(draw[:, :8])  # the first call pays for what is set up once
-        count, spent = 8, 0.0
-        while spent < at_least and count < draw.shape[1]:
-            count *= 2
-            start = time.perf_counter()
-            game(draw[:, :count]).sum().item()  # waits for the device
-            spent = time.perf_counter() - start
-        return self._rehearsed(blank, spent / count) * self.budget
-
-    def _rehearsed(self, blank: Tensor, evaluation: float) -> float:
-        """Seconds per evaluation with the method's own work, which small nets are faster than."""
-        enough = int(REHEARSAL / evaluation)
-        if not is_dataclass(self.method) or enough < 8 * self.model.num_players:
-            return evaluation
-        budget = min(enough, self.budget or enough)
-        first = torch.arange(min(5, self.model.num_classes), device=blank.device)[None]
-        start = time.perf_counter()
-        try:
-            replace(self.method, budget=budget)(blank, target=first)
-        except ValueError:  # too few: the run itself will say so
-            return evaluation
-        return max(evaluation, (time.perf_counter() - start) / budget)
+    def with_budget(self, budget: int) -> Source:
+        """The same with so many evaluations per image."""
+        return replace(self, method=replace(self.method, budget=budget))  # type: ignore[type-var]
 
 
 def open_bundle(
@@ -136,6 +108,7 @@ def open_bundle(
     *,
     method_name: str | None = None,
     budget: int | None = None,
+    players: int | None = None,
     classifier: MaskedModel | None = None,
     device: str | torch.device = "cpu",
 ) -> Source:
@@ -147,8 +120,11 @@ def open_bundle(
             "--model NAME (of timm, or a hub id or folder of transformers)"
         )
     name = known[0] if name is None else name
-    config = bundle.read(name)
-    explainer = bundle.load(name, classifier=classifier, device=device)
+    if method_name is not None:
+        _known_method(method_name, [EXPLAINER, *methods()])
+    with reachable_hub(None if name in known else name):
+        config = bundle.read(name)
+        explainer = bundle.load(name, classifier=classifier, device=device)
     _need_preprocess(explainer.surrogate, f"the bundle {name}")
     quality = config.get("quality") or {}
     source = Source(
@@ -164,9 +140,16 @@ def open_bundle(
             raise ValueError(
                 "--budget belongs to methods that sample, such as --method kernelshap: an explainer needs none"
             )
+        if players is not None:
+            raise ValueError(
+                "--players belongs to other methods, such as --method kernelshap: an explainer has the players that it was "
+                "trained for"
+            )
         return source
-    chosen = _method(str(method_name), explainer.surrogate, budget, prediction_by="surrogate")
-    return replace(source, method=chosen, method_name=str(method_name), settings={})  # the explainer was measured
+    chosen = _method(str(method_name), explainer.surrogate, budget, players, prediction_by="surrogate")
+    return replace(  # what was measured is of the explainer
+        source, method=chosen, method_name=str(method_name), settings={}, warnings=_about(str(method_name))
+    )
 
 
 def open_model(
@@ -176,36 +159,48 @@ def open_model(
     weights: str | None = None,
     method_name: str | None = None,
     budget: int | None = None,
+    players: int | None = None,
     device: str | torch.device = "cpu",
 ) -> Source:
     """Any net of timm (``weights``: a safetensors file) or transformers with a registered method."""
     if method_name == EXPLAINER:
         raise ValueError("--method explainer needs a stored explainer: give --bundle too, or another method")
     method_name = method_name or "kernelshap"
-    if method_name not in methods():
-        method(method_name, None)  # type: ignore[arg-type]  # raises, with the nearest name, before a net is built
+    _known_method(method_name, methods())
     model, said = load_model(name, weights)
     _need_preprocess(model, f"the model {name}")
     model.to(device)
     given = "" if weights is None else f", weights {Path(weights).name}"
     return Source(
         model,
-        _method(method_name, model, budget),
+        _method(method_name, model, budget, players),
         method_name,
         f"model {name}{given}",
-        warnings=(NOT_FINE_TUNED, *said),
+        warnings=(*_about(method_name), NOT_FINE_TUNED, *said),
     )
 
 
-def _method(name: str, model: MaskedModel, budget: int | None, **options: Any) -> Explains:
-    if name not in methods():
-        near = difflib.get_close_matches(name, [*methods(), EXPLAINER], n=1, cutoff=0.5)
-        hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(methods())}"
-        raise ValueError(f'no method is named "{name}"; {hint}')
+def _about(method_name: str) -> tuple[str, ...]:
+    return (BY_CHANCE,) if method_name == CHANCE else ()
+
+
+def _known_method(name: str, known: list[str]) -> None:
+    """Raise for a name that is unknown, with the known one that it resembles in letters or beginning, if any does."""
+    if name in known:
+        return
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75) or [k for k in known if k[:4] == name[:4]]
+    hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(known)}"
+    raise ValueError(f'no method is named "{name}"; {hint}')
+
+
+def _method(name: str, model: MaskedModel, budget: int | None, players: int | None, **options: Any) -> Explains:
+    if players is not None:
+        resolve(players, model.grid)  # what does not fit is known before an image is read
+        options["players"] = players
     try:
         made = method(name, model, **options)
         if budget is not None or hasattr(made, "budget"):
-            made = method(name, model, budget=budget or DEFAULT_BUDGET, **options)
+            made = method(name, model, budget=budget or LADDER[0], **options)
     except TypeError as error:  # an option that this method does not have
         raise ValueError(str(error)) from error
     return made

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitshap.explaining.sources import Source
+from vitshap.explaining.sources import CHANCE, Source
 from vitshap.report import Explained, Failed, patches
 from vitshap.report.entries import class_label
-from vitshap.report.words import accuracy, convergence, output_text, plain, signed
+from vitshap.report.words import (
+    accuracy,
+    convergence,
+    hints,
+    output_text,
+    plain,
+    reliability,
+    reliability_text,
+    signed,
+)
 
 NAMES_SHOWN = 20
 PREDICTIONS = 5
+OTHERS = 4
+"""Further classes whose maps' reliability is printed."""
 
 
 def about_source(source: Source) -> Iterator[str]:
@@ -27,10 +38,11 @@ def about_source(source: Source) -> Iterator[str]:
         yield f"warning: {warning}"
 
 
-def about_time(seconds: float, images: int, budget: int) -> str:
-    """How long it will take."""
+def about_budget(budget: int, why: str, seconds: float, images: int) -> str:
+    """How many evaluations an image gets, why, and how long that will take."""
     whole = f", {duration(seconds * images)} for {images:,} images" if images > 1 else ""
-    return f"{duration(seconds)} per image ({budget:,} evaluations each; --budget changes that){whole}"
+    again = "" if why == "asked for" else f"; --budget {budget} gives the same values again"
+    return f"{budget:,} evaluations per image, {why}: {duration(seconds)} per image{whole}{again}"
 
 
 def about_entry(entry: Explained | Failed, source: Source, *, k: int) -> Iterator[str]:
@@ -44,16 +56,22 @@ def about_entry(entry: Explained | Failed, source: Source, *, k: int) -> Iterato
     yield f"  predicted: {', '.join(said)}"
     for warning in entry.warnings:
         yield f"  warning: {warning}"
-    for note in entry.notes:
+    for note in (*entry.notes, *hints(entry)):
         yield f"  note: {note}"
     first = entry.classes[0]
-    yield f"  patches that speak most for {entry.label(first)}{_ends(entry, source)}:"
+    if source.method_name == CHANCE:
+        yield f"  patches that chance drew highest, which explains nothing about {entry.label(first)}:"
+    else:
+        yield f"  patches that speak most for {entry.label(first)}{_ends(entry, source)}, rows and columns counted from 1:"
     for rank, patch in enumerate(patches(entry, k, first), 1):
         error = "" if patch.stderr is None else f" ± {plain(patch.stderr)}"
         yield f"    {rank}. {signed(patch.value)}{error}  {patch.place}: {patch.cell} ({patch.pixels})"
     for text in (accuracy(entry, first), convergence(entry.explanation)):
         if text is not None:
             yield f"    {text}"
+    known = [(index, reliability(entry, index)) for index in entry.classes[1 : 1 + OTHERS]]
+    if others := [f"{entry.label(index)} {reliability_text(value)}" for index, value in known if value is not None]:
+        yield f"    reliability of other maps: {', '.join(others)}"
 
 
 def nothing_fits(doubtful: int, explained: int) -> str:

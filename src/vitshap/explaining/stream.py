@@ -7,12 +7,12 @@ the net's input are kept. What cannot be read or explained comes out as a failur
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitshap.data.decode import UnreadableImage
-from vitshap.explaining.photos import read_photo
+from vitshap.explaining.photos import LARGE, Photo, photo_pixels, read_photo
 from vitshap.explaining.sources import Source
 from vitshap.explaining.wanted import Wanted, only
 from vitshap.models import MaskedModel, Preprocess
@@ -29,6 +29,8 @@ from vitshap.report import Explained, Failed
 
 AHEAD = 2
 """Batches that are decoded while one is explained."""
+PIXELS_AT_ONCE = 64_000_000
+"""Pixels of photos that threads decode at the same time."""
 
 
 class CannotExplain(ValueError):
@@ -38,7 +40,7 @@ class CannotExplain(ValueError):
 class _Ready(NamedTuple):
     """A photo that is ready to be explained."""
 
-    path: Path
+    path: Photo
     pixels: Tensor  # [C, H, W]
     box: tuple[float, ...] | None
     picture: Image.Image
@@ -47,7 +49,7 @@ class _Ready(NamedTuple):
 
 
 def explain_photos(
-    photos: Iterable[Path],
+    photos: Iterable[Photo],
     source: Source,
     /,
     *,
@@ -65,12 +67,12 @@ def explain_photos(
     wanted = wanted or Wanted()
     waiting = iter(photos)
     queue: deque[Future[_Ready | Failed]] = deque()
-    pool = ThreadPoolExecutor(threads or min(8, os.cpu_count() or 1), thread_name_prefix="vitshap-decode")
+    decoders = _Decoders(threads or min(8, os.cpu_count() or 1))
     explained_any = False
 
     def refill() -> None:
         for path in islice(waiting, AHEAD * batch + batch - len(queue)):
-            queue.append(pool.submit(_prepare, path, source.model))
+            queue.append(decoders.submit(path, source.model))
 
     try:
         refill()
@@ -84,11 +86,46 @@ def explain_photos(
                 explained_any = explained_any or isinstance(result, Explained)
                 yield result
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        decoders.shutdown()
 
 
-def _prepare(path: Path, model: MaskedModel) -> _Ready | Failed:
-    """In a thread: decode and make the net's input."""
+class _Decoders:
+    """Threads that decode; a thread waits while the others' photos and its own would take too much memory.
+
+    Very large photos have a thread of their own: memory that a thread gives back is kept for the same thread.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="vitshap-decode")
+        self._alone = ThreadPoolExecutor(1, thread_name_prefix="vitshap-decode-large")
+        self._changed, self._pixels = threading.Condition(), 0
+
+    def submit(self, path: Photo, model: MaskedModel) -> Future[_Ready | Failed]:
+        """Decode a photo and make the net's input of it."""
+        return self._pool.submit(self._decode, path, model)
+
+    def shutdown(self) -> None:
+        """Nothing more is decoded."""
+        for pool in (self._pool, self._alone):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _decode(self, path: Photo, model: MaskedModel) -> _Ready | Failed:
+        pixels = photo_pixels(path)
+        if pixels > LARGE:
+            return self._alone.submit(_prepare, path, model).result()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pixels or self._pixels + pixels <= PIXELS_AT_ONCE)
+            self._pixels += pixels
+        try:
+            return _prepare(path, model)
+        finally:
+            with self._changed:
+                self._pixels -= pixels
+                self._changed.notify_all()
+
+
+def _prepare(path: Photo, model: MaskedModel) -> _Ready | Failed:
+    """In a thread: decode and make the net's input; the photo itself is gone afterwards."""
     try:
         opened = read_photo(path)
     except UnreadableImage as error:
@@ -96,9 +133,13 @@ def _prepare(path: Path, model: MaskedModel) -> _Ready | Failed:
     try:
         pixels = model.preprocess(opened.image)
         box = model.preprocess.box(opened.image) if isinstance(model.preprocess, Preprocess) else None
-    except (ValueError, MemoryError, OSError) as error:
-        return Failed(path, f"it cannot be prepared for the net: {' '.join(str(error).split())}")
-    return _Ready(path, pixels, box, opened.picture, opened.size, opened.notes)
+    except Exception as error:  # an error about one image is never one of the run
+        said = " ".join(str(error).split()) or type(error).__name__
+        return Failed(path, f"it cannot be prepared for the net: {said}")
+    scales = [whole / part for whole, part in zip(opened.size, opened.image.size, strict=True)] * 2
+    # in pixels of the original, which may have been shrunk
+    edges = None if box is None else tuple(edge * scale for edge, scale in zip(box, scales, strict=True))
+    return _Ready(path, pixels, edges, opened.picture, opened.size, opened.notes)
 
 
 def _explain(ready: Sequence[_Ready], source: Source, wanted: Wanted, explained_any: bool) -> list[Explained | Failed]:
@@ -107,18 +148,17 @@ def _explain(ready: Sequence[_Ready], source: Source, wanted: Wanted, explained_
         return []
     try:
         return list(_explained(ready, source, wanted))
-    except (ValueError, RuntimeError) as error:
+    except Exception as error:
+        said = " ".join(str(error).split()) or type(error).__name__
         if len(ready) == 1:
-            results: list[Explained | Failed] = [
-                Failed(ready[0].path, f"not explained: {' '.join(str(error).split())}")
-            ]
+            results: list[Explained | Failed] = [Failed(ready[0].path, f"not explained: {said}")]
         else:
             half = len(ready) // 2
             parts = (ready[:half], ready[half:])
             results = [result for part in parts for result in _explain(part, source, wanted, True)]
         if explained_any or any(isinstance(result, Explained) for result in results):
             return results
-        raise CannotExplain(" ".join(str(error).split())) from error
+        raise CannotExplain(said) from error
 
 
 def _explained(ready: Sequence[_Ready], source: Source, wanted: Wanted) -> Iterator[Explained]:

@@ -40,18 +40,29 @@ class Wanted:
         return not self.everything and (not self.classes or "predicted" in self.classes)
 
     @property
+    def named(self) -> bool:
+        """Whether the classes were named one by one."""
+        return bool(self.classes) and not self.everything
+
+    @property
     def fixed(self) -> list[int] | None:
         """The classes, where they are the same for every image; None for all there are."""
         return None if self.everything else [int(one) for one in self.classes]
 
-    def choose(self, prediction: Tensor) -> Tensor:
-        """Classes for each image, int64 ``[B, T]``, perhaps one twice; ``prediction`` is ``[B, K]``."""
-        images, classes = prediction.shape
+    def count(self, num_classes: int) -> int:
+        """How many classes of an image are explained, at most."""
         if self.everything:
-            return torch.arange(classes, device=prediction.device).expand(images, -1)
+            return num_classes
+        return len(self.classes) or min(self.top, num_classes)
+
+    def choose(self, prediction: Tensor) -> Tensor:
+        """Classes for each image, int64 ``[B, T]``, perhaps one twice; ``prediction`` is ``[B, K]``.
+
+        Those that are not named come in the order of their probability: the first one is the predicted class.
+        """
         order = prediction.argsort(dim=1, descending=True, stable=True)
-        if not self.classes:
-            return order[:, : self.top]
+        if self.everything or not self.classes:
+            return order if self.everything else order[:, : self.top]
         columns = [
             order[:, 0] if one == "predicted" else torch.full_like(order[:, 0], int(one)) for one in self.classes
         ]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, get_args
 
 import torch
 from torch import Tensor
 
+from vitshap.game import ClassLike
 from vitshap.players import Players
 
 if TYPE_CHECKING:
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
 Unit: TypeAlias = Literal["probability", "logit", "output", "score"]
 PredictionBy: TypeAlias = Literal["surrogate", "classifier"]
-ClassLike: TypeAlias = int | str
-"""A class by its index or by its name."""
 
 TENSORS: dict[str, tuple[torch.dtype, tuple[str, ...]]] = {
     "values": (torch.float32, ("B", "d", "T")),
@@ -47,27 +44,6 @@ def check(e: Explanation) -> None:
 def is_one_class(target: object) -> TypeGuard[ClassLike]:
     """Whether this is a number or a name, not several."""
     return isinstance(target, Integral | str) or (isinstance(target, Tensor) and target.ndim == 0)
-
-
-def class_index(target: ClassLike, class_names: Sequence[str] | None, num_classes: int) -> int:
-    """The index of a class given by index or name; a ``ValueError`` suggests the nearest names."""
-    if isinstance(target, Tensor) and target.ndim == 0 and not target.is_floating_point():
-        target = target.item()
-    if isinstance(target, bool) or not isinstance(target, Integral | str):
-        raise TypeError(f"a class is an int or a name, got {type(target).__name__}")
-    if not isinstance(target, str):
-        if not 0 <= target < num_classes:
-            raise ValueError(f"classes are 0 to {num_classes - 1}, got {target}")
-        return int(target)
-    if class_names is None:
-        raise ValueError(f'"{target}" is a class name, but the model has none: give the class by number')
-    found = [i for i, name in enumerate(class_names) if name == target]
-    if len(found) > 1:
-        raise ValueError(f'"{target}" names several classes, {found}: give the number')
-    if not found:
-        near = difflib.get_close_matches(target, class_names, n=3)
-        raise ValueError(f'no class is named "{target}"' + (f"; nearest: {', '.join(near)}" if near else ""))
-    return found[0]
 
 
 def _check_plain_fields(e: Explanation) -> None:

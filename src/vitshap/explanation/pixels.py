@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitshap.players import covering
+
 
 def pixel_owners(labels: Tensor, size: Sequence[int], box: Sequence[float] | None = None) -> Tensor:
     """Which player each pixel belongs to, int64 ``[B or 1, H, W]``, from label maps ``[B or 1, rows, columns]``.
@@ -24,8 +26,8 @@ def pixel_owners(labels: Tensor, size: Sequence[int], box: Sequence[float] | Non
         raise ValueError(f"only a grid of rows and columns lies over pixels, this one is {list(labels.shape[1:])}")
     (height, width), (rows, columns) = size, labels.shape[1:]
     left, top, right, bottom = (0, 0, width, height) if box is None else box
-    row = _covering(height, top, bottom, rows).to(labels.device)
-    column = _covering(width, left, right, columns).to(labels.device)
+    row = covering(height, top, bottom, rows).to(labels.device)
+    column = covering(width, left, right, columns).to(labels.device)
     framed = F.pad(labels, (0, 1, 0, 1), value=-1)  # one more row and column, for the pixels outside
     return framed[:, row[:, None], column[None, :]]
 
@@ -51,10 +53,3 @@ def spread(values: Tensor, owners: Tensor, *, dtype: torch.dtype = torch.float32
     shares = values.double() / count.clamp(min=1)[..., None]
     shares = F.pad(shares, (0, 0, 0, 1)).transpose(1, 2).to(dtype).to(owners.device)  # [B, T, d + 1]
     return shares.gather(2, flat[:, None, :].expand(batch, explained, -1)).view(batch, explained, height, width)
-
-
-def _covering(pixels: int, start: float, end: float, cells: int) -> Tensor:
-    """Which of ``cells`` between ``start`` and ``end`` covers each pixel's centre; ``cells`` where none does."""
-    centres = torch.arange(pixels, dtype=torch.float64) + 0.5
-    cell = ((centres - start) * (cells / (end - start))).floor().long()
-    return cell.where((cell >= 0) & (cell < cells), cells)

@@ -22,23 +22,32 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitshap import plots
-from vitshap.explanation.checks import ClassLike, PredictionBy, Unit, check, class_index, is_one_class
+from vitshap.explanation.checks import PredictionBy, Unit, check, is_one_class
 from vitshap.explanation.shap_form import Pictures, to_shap
+from vitshap.explanation.table_form import describe, position, to_dataframe
+from vitshap.game import ClassLike, class_index
 
 if TYPE_CHECKING:
+    import numpy as np
+    import pandas
     import shap
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
 FORMAT = "vitshap.explanation"
 FORMAT_VERSION = 1
 
 
 class PlayerValue(NamedTuple):
-    """A player, its value, and the centre of its tokens in the grid (row, column for images)."""
+    """A player, its value, and where it is in the grid: row and column for images, integers that count from 0.
+
+    Of a player with several tokens it is the token nearest to the centre of them.
+    """
 
     player: int
     value: float
-    position: tuple[float, ...]
+    position: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -81,6 +90,10 @@ class Explanation:
     def __post_init__(self) -> None:
         """Raise unless all fields fit together."""
         check(self)
+
+    def __repr__(self) -> str:
+        """Method, images, players, classes and cost; the numbers are in the fields."""
+        return describe(self)
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -125,12 +138,17 @@ class Explanation:
         ``target`` is one of the explained classes; by default, image by image, the predicted class if it was
         explained and else the first explained one.
         """
-        labels = self.players.expand(len(self), *self.grid).flatten(1)  # [B, N]
-        spread = self._values_of(target).gather(1, labels.clamp(min=0))
-        return spread.masked_fill(labels < 0, math.nan).view(len(self), *self.grid)
+        return self._on_grid(self.values, target)
+
+    def stderr_map(self, target: ClassLike | None = None) -> Tensor | None:
+        """Standard errors laid on the grid as ``heatmap`` lays values; None where the method knows none."""
+        return None if self.stderr is None else self._on_grid(self.stderr, target)
 
     def top(self, k: int, target: ClassLike | None = None) -> list[list[PlayerValue]]:
-        """For each image its ``k`` players of largest value, largest first; fewer if it has fewer players."""
+        """For each image its ``k`` players of largest value, largest first; fewer if it has fewer players.
+
+        Rows and columns are integers that count from 0.
+        """
         if k < 1:
             raise ValueError(f"k is at least 1, got {k}")
         values = self._values_of(target)
@@ -139,7 +157,7 @@ class Explanation:
             mask = None if self.player_mask is None else self.player_mask[i]
             existing = torch.arange(values.shape[1]) if mask is None else mask.nonzero().flatten()
             order = existing[values[i, existing].argsort(descending=True, stable=True)][:k]
-            best.append([PlayerValue(p, float(values[i, p]), self._position(i, p)) for p in order.tolist()])
+            best.append([PlayerValue(p, float(values[i, p]), position(self, i, p)) for p in order.tolist()])
         return best
 
     def plot(
@@ -149,17 +167,27 @@ class Explanation:
         *,
         target: ClassLike | Sequence[ClassLike] | None = None,
         title: str | None = None,
-        overlay_alpha: float = plots.OVERLAY_ALPHA,
+        style: plots.Style = "default",
+        base: plots.Base | None = None,
+        smooth: bool | None = None,
+        cmap: str | Colormap | None = None,
+        overlay_alpha: float | None = None,
     ) -> Figure:
-        """Draw one image's map over ``picture``; a list of targets gives a row with a map for each.
+        """Draw one image's map over ``picture``; a list of targets gives a row with a map for each, on one scale.
 
         A PIL image, path or array is the original image, in which the map covers ``image_box``; a tensor is
         the net's input, which the map covers whole. Of a batch, draw ``explanation[i].plot(...)``.
+
+        Red raises the class and blue lowers it, over the photo in light grey; a value whose 95 % interval includes zero
+        has half the opacity. ``base="photo"`` keeps the photo's colours, ``smooth=True`` interpolates between patches,
+        ``cmap`` is a diverging colour map of matplotlib, ``overlay_alpha`` the opacity of the largest values, and
+        ``style="paper"`` draws as the paper does.
         """
         if len(self) != 1:
             raise ValueError(f"one image is drawn at a time, not {len(self)}: use explanation[i].plot(...)")
         if len(self.grid) != 2:
             raise ValueError(f"only a grid of rows and columns can be drawn, this one is {list(self.grid)}")
+        look = plots.Look(style=style, base=base, smooth=smooth, cmap=cmap, overlay_alpha=overlay_alpha)
         box = None if isinstance(picture, Tensor) or self.image_box is None else self.image_box[0].tolist()
         if target is None or is_one_class(target):
             return plots.heatmap(
@@ -168,7 +196,9 @@ class Explanation:
                 box=box,
                 unit=self.unit,
                 title=self._caption(target) if title is None else title,
-                overlay_alpha=overlay_alpha,
+                label=self._quoted(target),
+                stderr=self._errors(target),
+                look=look,
             )
         several = cast("Sequence[ClassLike]", target)
         return plots.class_row(
@@ -178,7 +208,8 @@ class Explanation:
             box=box,
             unit=self.unit,
             title=self.method if title is None else title,
-            overlay_alpha=overlay_alpha,
+            stderrs=[self._errors(one) for one in several],
+            look=look,
         )
 
     def to_shap(
@@ -196,6 +227,14 @@ class Explanation:
         unless ``allow_non_additive``: shap's readers take bars for parts of the output.
         """
         return to_shap(self, images=images, target=target, allow_non_additive=allow_non_additive)
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """As a table of pandas, a line for every image, explained class and player that the image has.
+
+        Columns: image, class, class_name, player, row, column (from 0; of a player with several patches, the one nearest
+        to its centre), value, stderr (NaN where the method knows none), prediction (the class's output for the image).
+        """
+        return to_dataframe(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one safetensors file; an existing file is replaced only by a complete one."""
@@ -238,8 +277,20 @@ class Explanation:
             raise ValueError(f"{path} does not hold a valid explanation: {error}") from error
 
     def _values_of(self, target: ClassLike | None) -> Tensor:
+        return self._column_of(self.values, target)
+
+    def _column_of(self, numbers: Tensor, target: ClassLike | None) -> Tensor:
         column = self._columns(target)  # [B]
-        return self.values.gather(2, column[:, None, None].expand(-1, self.values.shape[1], 1))[..., 0]
+        return numbers.gather(2, column[:, None, None].expand(-1, numbers.shape[1], 1))[..., 0]
+
+    def _on_grid(self, numbers: Tensor, target: ClassLike | None) -> Tensor:
+        labels = self.players.expand(len(self), *self.grid).flatten(1)  # [B, N]
+        spread = self._column_of(numbers, target).gather(1, labels.clamp(min=0))
+        return spread.masked_fill(labels < 0, math.nan).view(len(self), *self.grid)
+
+    def _errors(self, target: ClassLike | None) -> NDArray[np.floating] | None:
+        found = self.stderr_map(target)
+        return None if found is None else found[0].numpy()
 
     def _columns(self, target: ClassLike | None) -> Tensor:
         """Where in ``classes`` each image has the target, int64 ``[B]``."""
@@ -254,12 +305,14 @@ class Explanation:
             raise ValueError(f"{self._name(wanted)} was not explained for image {image}; explained: {known}")
         return hit.int().argmax(1)
 
-    def _position(self, image: int, player: int) -> tuple[float, ...]:
-        labels = self.players[image if self.players.shape[0] > 1 else 0]
-        return tuple((labels == player).nonzero().double().mean(0).tolist())
-
     def _name(self, index: int) -> str:
         return f"class {index}" if self.class_names is None else self.class_names[index]
+
+    def _quoted(self, target: ClassLike | None) -> str:
+        index = int(self.classes[0, self._columns(target)[0]])
+        if self.class_names is None:
+            return "the output" if self.unit == "output" else f"class {index}"
+        return f"'{self.class_names[index]}'"
 
     def _caption(self, target: ClassLike | None) -> str:
         index = int(self.classes[0, self._columns(target)[0]])

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitshap.explanation.checks import ClassLike
 from vitshap.explanation.pixels import pixel_owners, spread
+from vitshap.game import ClassLike
 from vitshap.plots import Picture, as_pixels
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitshap.compat import make_torchvision_importable
 from vitshap.models.base import net_device_dtype
 from vitshap.models.huggingface import ADAPTERS
 
@@ -168,7 +167,6 @@ _BUILT = {"transformers": _build_transformers, "timm": _build_timm, "torchvision
 
 
 def _package(name: str) -> Any:
-    make_torchvision_importable()
     try:
         return importlib.import_module(name)
     except ImportError as error:

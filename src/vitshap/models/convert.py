@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from vitshap.compat import make_torchvision_importable
 from vitshap.models.base import pair, unwrapped
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ def as_transformers(
     ``deit_tiny_patch16_224`` or ``vit_base_patch16_224``; for anything more a ``ValueError`` names what is in the way.
     Dropout and stochastic depth, which act in training only, are left behind. ``id2label`` gives the names of the classes.
     """
-    make_torchvision_importable()
     plain: Any = unwrapped(net)
     obstacle = next(_obstacles(plain), None)
     if obstacle is not None:

@@ -12,11 +12,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitshap.coalitions import Coalitions
-from vitshap.game import Game, check_coalitions
+from vitshap.game import ClassLike, Game, check_coalitions
 from vitshap.models import removal as ways
 from vitshap.models.base import Adapter, evaluating, fingerprint, net_device_dtype, unwrapped
 from vitshap.models.chunks import evaluate_rows, token_budget
 from vitshap.models.packed import EncodePacked, encode_packed
+from vitshap.models.precision import FastValues, Precision
 from vitshap.models.preprocess import Preprocess, from_array, is_photo, open_image
 from vitshap.players import Players, PlayersLike, resolve
 from vitshap.shapiq_games import ShapiqGame, as_shapiq
@@ -43,27 +44,43 @@ class Prepared(NamedTuple):
 class ImageGame(Game):
     """The game of a batch of images: embedded once, asked about any coalitions of their patches."""
 
-    def __init__(self, model: MaskedModel, prepared: Prepared, players: Players) -> None:
+    def __init__(
+        self, model: MaskedModel, prepared: Prepared, players: Players, precision: Precision | None = None
+    ) -> None:
         self.players = players
         self.boxes = prepared.boxes
+        fast = None if precision is None else FastValues(model, prepared.pixels, players, precision)
         with torch.no_grad(), evaluating(model.net), model.adapter.ready():
             session = model.open_session(prepared.pixels)
 
         def value(coalitions: Coalitions) -> Tensor:
+            if fast is not None and not self._at_an_end and (values := fast(coalitions)) is not None:
+                return values
             with torch.no_grad(), evaluating(model.net), model.adapter.ready():
                 return model.link(model.run_session(session, coalitions, players))
 
+        present = players.player_mask
         super().__init__(
             value,
             num_players=players.num_players,
             num_outputs=model.num_classes,
             batch_size=len(prepared.pixels),
             device=prepared.pixels.device,
-            player_mask=players.player_mask if players.per_image else None,
+            player_mask=None if bool(present.all()) else present.expand(len(prepared.pixels), -1),
         )
+        self.class_names = model.class_names
+        self._at_an_end = False
 
-    def as_shapiq(self, target: int, /, *, index: int = 0) -> ShapiqGame:
-        """Class ``target`` of image ``index`` as a game of the shapiq package."""
+    def _end(self, member: bool) -> Tensor:
+        """The empty and the full coalition are evaluated in the net's own precision, whatever the others are."""
+        self._at_an_end = True
+        try:
+            return super()._end(member)
+        finally:
+            self._at_an_end = False
+
+    def as_shapiq(self, target: ClassLike, /, *, index: int = 0) -> ShapiqGame:
+        """Class ``target`` (number or name) of image ``index`` as a game of the shapiq package."""
         return as_shapiq(self, target, index=index)
 
 
@@ -181,10 +198,16 @@ class MaskedModel(nn.Module):
             return logits.softmax(-1)
         return logits.sigmoid() if self.output == "sigmoid" else logits
 
-    def game(self, images: Images, /, *, players: PlayersLike | None = None) -> ImageGame:
-        """The game of these images: in evaluation mode, without gradients, patches embedded once."""
+    def game(
+        self, images: Images, /, *, players: PlayersLike | None = None, precision: Precision | None = None
+    ) -> ImageGame:
+        """The game of these images: in evaluation mode, without gradients, patches embedded once.
+
+        ``precision`` evaluates coalitions in another precision than the net's own ("auto": half on a GPU); values are
+        float32 whatever it is, and the empty and the full coalition are evaluated in the net's own.
+        """
         prepared = self.prepare(images)
-        return ImageGame(self, prepared, self._players(players, len(prepared.pixels)))
+        return ImageGame(self, prepared, self._players(players, len(prepared.pixels)), precision)
 
     def prepare(self, images: Images, /, *, finite: bool = True) -> Prepared:
         """The net's input: tensors are checked and never altered, PIL images and paths go through ``preprocess``.

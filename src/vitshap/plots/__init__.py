@@ -5,26 +5,31 @@ behind, and are measured in inches before anything is placed, so that no text is
 are imported only when something is drawn.
 """
 
-from vitshap.plots.blend import colour_scale_png, overlay_png
-from vitshap.plots.colours import IMAGE_ALPHA, OVERLAY_ALPHA, UNIT_LABELS, symmetric_limit
+from vitshap.plots.blend import colour_scale_png, colours_png, overlay_png
+from vitshap.plots.colours import DEFAULT, UNIT_LABELS, Base, Look, Style, common_limit, symmetric_limit
 from vitshap.plots.curves import CurvePoints, curves_figure
-from vitshap.plots.files import FORMATS, save
+from vitshap.plots.files import FORMATS, SOFTWARE, save
 from vitshap.plots.grid import method_grid
 from vitshap.plots.maps import class_row, heatmap
 from vitshap.plots.pictures import Box, Picture, as_pixels, thumbnail
 from vitshap.plots.training import training_curves
 
 __all__ = [
+    "DEFAULT",
     "FORMATS",
-    "IMAGE_ALPHA",
-    "OVERLAY_ALPHA",
+    "SOFTWARE",
     "UNIT_LABELS",
+    "Base",
     "Box",
     "CurvePoints",
+    "Look",
     "Picture",
+    "Style",
     "as_pixels",
     "class_row",
     "colour_scale_png",
+    "colours_png",
+    "common_limit",
     "curves_figure",
     "heatmap",
     "method_grid",

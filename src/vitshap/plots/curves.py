@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from vitshap.plots.colours import OVERLAY_ALPHA, as_map, symmetric_limit
+from vitshap.plots.colours import DEFAULT, Look, as_map, symmetric_limit
 from vitshap.plots.lines import (
     BESIDE,
     OTHERS,
@@ -33,7 +33,7 @@ from vitshap.plots.panels import (
     write_title,
 )
 from vitshap.plots.pictures import Box, Frame, Picture, frame
-from vitshap.plots.text import TITLE, fitted, height_of
+from vitshap.plots.text import TITLE, finished, fitted, height_of
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -78,9 +78,13 @@ def curves_figure(
     name: str = "this map",
     compare: Mapping[str, tuple[CurvePoints, CurvePoints]] | None = None,
     value_label: str = "probability",
-    overlay_alpha: float = OVERLAY_ALPHA,
+    label: str = "",
+    look: Look = DEFAULT,
 ) -> Figure:
-    """The picture, the map over it, and both curves; ``compare`` adds curves of others, as name: (insertion, deletion)."""
+    """The picture, the map over it, and both curves; ``compare`` adds curves of others, as name: (insertion, deletion).
+
+    ``label`` is what the legend calls the explained class.
+    """
     heat = as_map(heat)
     shown = frame(picture, heat)
     both = _lines({name: (insertion, deletion)}) | _lines(compare or {})
@@ -106,9 +110,11 @@ def curves_figure(
     if shown.photo is not None:
         draw_picture(axes[0], shown)
         write_title(axes[0], picture_title)
-    drawn = draw_overlay(axes[-1], heat, shown, box, symmetric_limit(heat), overlay_alpha)
+    limit = symmetric_limit(heat)
+    draw_overlay(axes[-1], heat, shown, box, limit, look)
     write_title(axes[-1], title)
-    draw_bar(figure, drawn, place(figure, MARGIN + panels * (cell + GAP), head, BAR, band), unit)
+    bar = place(figure, MARGIN + panels * (cell + GAP), head, BAR, band)
+    draw_bar(figure, bar, limit, unit, label=label, look=look, over_picture=shown.photo is not None)
 
     limits = _value_limits([line for pair in both.values() for line in pair], value_label)
     for i, kind in enumerate(("insertion", "deletion")):
@@ -117,7 +123,7 @@ def curves_figure(
         panel.set_ylim(*limits)
         if i == 0:
             write_y_label(panel, value_label, CHART)
-    return figure
+    return finished(figure)
 
 
 def _draw_chart(

@@ -7,9 +7,13 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitshap._version import __version__
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+SOFTWARE = f"vitshap {__version__}"
+"""What made a file, as the file itself says: "Software" in a PNG, "Creator" in PDF and SVG, "generator" in a page."""
 FORMATS = ("png", "jpg", "jpeg", "webp", "pdf", "svg")
 _VECTOR = ("pdf", "svg")
 _LOSSY = {"quality": 92}
@@ -33,6 +37,8 @@ def save(figure: Figure, path: str | os.PathLike[str], *, dpi: float | None = No
     except (FileExistsError, NotADirectoryError) as error:
         raise NotADirectoryError(f"{path} cannot be saved: {error.filename} is a file, not a folder") from error
     options: dict[str, Any] = {"dpi": dpi or (200 if kind in _VECTOR else "figure")}
+    if kind in ("png", *_VECTOR):
+        options["metadata"] = {"Software" if kind == "png" else "Creator": SOFTWARE}
     if kind in ("jpg", "jpeg", "webp"):
         options["pil_kwargs"] = _LOSSY
     temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")  # short, however long the name is

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from vitshap.plots.colours import OVERLAY_ALPHA, UNIT_LABELS, as_map, common_limit, magnitude, palette
+from vitshap.plots.colours import DEFAULT, UNIT_LABELS, Look, as_map, common_limit, magnitude
 from vitshap.plots.panels import (
     BAR_ROOM,
     MARGIN,
@@ -21,12 +21,13 @@ from vitshap.plots.panels import (
     draw_bar,
     draw_overlay,
     draw_picture,
+    draw_strip,
     place,
     write_heading,
     write_title,
 )
 from vitshap.plots.pictures import Box, Frame, Picture, frame
-from vitshap.plots.text import GREY, NOTE, TITLE, fitted, height_of, width_of
+from vitshap.plots.text import GREY, NOTE, TITLE, finished, fitted, height_of, width_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +63,7 @@ def method_grid(
     units: str | Sequence[str] = "score",
     scale: Scale = "panel",
     title: str = "",
-    overlay_alpha: float = OVERLAY_ALPHA,
+    look: Look = DEFAULT,
 ) -> Figure:
     """A row per image, the picture first, and a column per method: ``heats[image][method]`` is ``[rows, columns]``.
 
@@ -96,13 +97,13 @@ def method_grid(
     for i, row in enumerate(rows):
         panels = [sheet.panel(figure, i, column, row.frame.aspect) for column in range(columns)]
         sheet.label(figure, i, labels[i])
-        _draw_row(figure, sheet, i, row, panels, names, scale, overlay_alpha)
+        _draw_row(figure, sheet, i, row, panels, names, scale, look)
         if i == 0:
             for panel, head in zip(panels, heads, strict=True):
                 write_title(panel, head)
     if scale == "panel":
-        _draw_key(figure, sheet, words, overlay_alpha if first else 1.0)
-    return figure
+        _draw_key(figure, sheet, words, look, over_picture=bool(first))
+    return finished(figure)
 
 
 def _draw_row(
@@ -113,24 +114,24 @@ def _draw_row(
     panels: list[Axes],
     units: list[str],
     scale: Scale,
-    overlay_alpha: float,
+    look: Look,
 ) -> None:
     if row.frame.photo is not None:
         draw_picture(panels[0], row.frame)
-    drawn = None
     for panel, heat, unit in zip(panels[-len(row.maps) :], row.maps, units, strict=True):
         if heat is None:
             panel.text(0.5, 0.5, "none", ha="center", va="center", fontsize=NOTE, color=GREY, transform=panel.transAxes)
             continue
         limit = row.limit if scale == "row" else common_limit([heat])
-        drawn = draw_overlay(panel, heat, row.frame, row.box, limit, overlay_alpha)
+        draw_overlay(panel, heat, row.frame, row.box, limit, look)
         if scale == "panel":
-            note = _note(heat, unit if len(set(units)) > 1 else "")
+            note = _note(heat, unit if len(set(units)) > 1 or unit == "probability" else "")
             panel.set_xlabel(
                 fitted(note, sheet.width, size=NOTE, lines=1), fontsize=NOTE, color=GREY, labelpad=2, parse_math=False
             )
-    if scale == "row" and drawn is not None:
-        draw_bar(figure, drawn, sheet.bar(figure, number, number), units[0])
+    if scale == "row" and any(heat is not None for heat in row.maps):
+        bar = sheet.bar(figure, number, number)
+        draw_bar(figure, bar, row.limit, units[0], look=look, over_picture=row.frame.photo is not None)
 
 
 def _note(heat: NDArray[np.float64], unit: str) -> str:
@@ -138,28 +139,25 @@ def _note(heat: NDArray[np.float64], unit: str) -> str:
     largest = magnitude([heat])
     if largest == 0:
         return "all zero" if np.isfinite(heat).any() else "no value"
-    return f"±{largest:.3g} {unit}".rstrip()
+    return f"±{100 * largest:.3g} points" if unit == "probability" else f"±{largest:.3g} {unit}".rstrip()
 
 
-def _draw_key(figure: Figure, sheet: Sheet, words: str, alpha: float) -> None:
+def _draw_key(figure: Figure, sheet: Sheet, words: str, look: Look, *, over_picture: bool) -> None:
     """A bar for all maps at once: its ends are each map's own largest magnitude."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-
     wide, high = figure.get_size_inches()
     length = min(2.2, 0.7 * (wide - sheet.left - sheet.right))
     middle = (sheet.left + wide - sheet.right) / 2
     axes = place(figure, middle - length / 2, high - sheet.bottom + 0.12, length, 0.1)
-    any_map = ScalarMappable(Normalize(-1, 1), palette())
-    bar = figure.colorbar(any_map, cax=axes, orientation="horizontal", ticks=[-1, 0, 1], alpha=alpha)
-    bar.ax.set_xticklabels(["\N{MINUS SIGN}max", "0", "+max"], fontsize=NOTE)
-    bar.ax.tick_params(length=2, pad=2)
-    bar.set_label(words, fontsize=NOTE, labelpad=2, parse_math=False)
+    draw_strip(axes, look, vertical=False, over_picture=over_picture)
+    axes.set_xticks([-1, 0, 1], ["\N{MINUS SIGN}max", "0", "+max"], fontsize=NOTE)
+    axes.tick_params(length=2, pad=2)
+    axes.set_xlabel(words, fontsize=NOTE, labelpad=2, parse_math=False)
 
 
 def _key_words(units: list[str], inches: float) -> str:
     same = UNIT_LABELS.get(units[0], units[0]) + "; " if len(set(units)) == 1 else ""
-    return fitted(f"{same}max: the largest magnitude in a map, written under it", inches, size=NOTE, lines=3)
+    ends = "" if "score" in units else "left lowers the class, right raises it; "
+    return fitted(f"{same}{ends}max: the largest magnitude in a map, written under it", inches, size=NOTE, lines=4)
 
 
 def _lines(height: float) -> int:

@@ -14,25 +14,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitshap.plots.colours import IMAGE_ALPHA, UNIT_LABELS, palette, upsampled
-from vitshap.plots.pictures import Box, Frame, crop_of
-from vitshap.plots.text import NOTE, TITLE, fitted
+from vitshap.plots.colours import DEFAULT, Interpolation, Look, opacities, upsampled
+from vitshap.plots.pictures import OUTLINE, Box, Frame, crop_of, dimmed
+from vitshap.plots.text import GREY, NOTE, TITLE, fitted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
     from numpy.typing import NDArray
 
 DPI = 120
 MARGIN = 0.15
 GAP = 0.1
 BAR = 0.13
-BAR_ROOM = 1.0
-"""Width for a colour bar with its numbers and its label."""
+BAR_ROOM = 1.25
+"""Width for a colour bar with the words and numbers at its ends."""
 BAR_HEIGHT = 1.45
-"""Least height along which a colour bar's label can be read."""
+"""Least height of a colour bar beside which its words can be read."""
 TALLEST = 1.5
 """Height of a panel over the width of its cell: taller pictures get narrower."""
 
@@ -125,52 +123,112 @@ def write_heading(figure: Figure, text: str) -> None:
         figure.suptitle(text, fontsize=TITLE, y=place_down, va="top", parse_math=False)
 
 
-def draw_picture(axes: Axes, frame: Frame, alpha: float = 1.0) -> None:
-    """The picture, in coordinates of its own pixels whatever was shrunk."""
-    axes.imshow(frame.pixels(), alpha=alpha, extent=(0, frame.width, frame.height, 0))
+def write_note(figure: Figure, text: str) -> None:
+    """Lines fitted before, small, along the figure's lower edge."""
+    wide, high = figure.get_size_inches()
+    if text:
+        where = (MARGIN / wide, 0.6 * MARGIN / high)
+        figure.text(*where, text, ha="left", va="bottom", fontsize=NOTE, color=GREY, linespacing=1.15)
+
+
+def uncertain_note(heats: Sequence[NDArray[np.float64]], stderrs: Sequence[NDArray[np.floating] | None]) -> str:
+    """What pale patches mean, where there are any."""
+    kept = [opacities(heat, stderr) for heat, stderr in zip(heats, stderrs, strict=True)]
+    pale = sum(int((one < 1).sum()) for one in kept if one is not None)
+    return f"{pale} paler patch{'' if pale == 1 else 'es'}: the 95 % interval includes zero" if pale else ""
+
+
+def draw_picture(axes: Axes, frame: Frame) -> None:
+    """The picture as it is, in coordinates of its own pixels whatever was shrunk."""
+    axes.imshow(frame.pixels(), extent=(0, frame.width, frame.height, 0))
 
 
 def draw_overlay(
-    axes: Axes, heat: NDArray[np.float64], frame: Frame, box: Box | None, limit: float, overlay_alpha: float
-) -> AxesImage:
+    axes: Axes,
+    heat: NDArray[np.float64],
+    frame: Frame,
+    box: Box | None,
+    limit: float,
+    look: Look = DEFAULT,
+    stderr: NDArray[np.floating] | None = None,
+) -> None:
     """The map over the part of the picture that it is of."""
     left, top, right, bottom = crop_of(box, frame)
     if frame.photo is not None:
-        draw_picture(axes, frame, IMAGE_ALPHA)
-    smooth = "bilinear"
-    if np.isnan(heat).any():  # matplotlib lets a missing cell erase half of each neighbour
-        heat, smooth = _enlarged(heat), "nearest"
-    drawn = axes.imshow(
+        _draw_under(axes, frame, (left, top, right, bottom), look)
+    kept = opacities(heat, stderr)
+    if look.interpolation != "nearest":
+        heat, kept = _enlarged(heat, look.interpolation), None if kept is None else _enlarged(kept, "bilinear")
+    axes.imshow(
         np.ma.masked_invalid(heat),
-        cmap=palette(),
+        cmap=look.colormap(over_picture=frame.photo is not None),
         vmin=-limit,
         vmax=limit,
-        interpolation=smooth,
+        interpolation="nearest",
         interpolation_stage="data",
-        alpha=1.0 if frame.photo is None else overlay_alpha,
+        alpha=kept,
         extent=(left, right, bottom, top),
     )
     # The second imshow would shrink the view to the crop: the frame is the whole picture's.
     axes.set_xlim(0, frame.width)
     axes.set_ylim(frame.height, 0)
-    return drawn
 
 
-def draw_bar(figure: Figure, drawn: ScalarMappable, axes: Axes, unit: str) -> None:
-    """The scale of a map, with the unit of its values."""
-    from matplotlib.ticker import MaxNLocator
+def _draw_under(axes: Axes, frame: Frame, crop: tuple[float, float, float, float], look: Look) -> None:
+    """The picture as it lies under a map; what the net does not see is dimmed and outlined."""
+    from matplotlib.patches import Rectangle
 
-    height = axes.get_position().height * figure.get_size_inches()[1]
-    ticks = MaxNLocator(nbins=max(2, min(8, int(height / 0.3))), symmetric=True)
-    bar = figure.colorbar(drawn, cax=axes, ticks=ticks)
-    bar.set_label(fitted(UNIT_LABELS.get(unit, unit), height), fontsize=TITLE, parse_math=False)
-    bar.ax.tick_params(labelsize=NOTE)
-    bar.ax.yaxis.get_offset_text().set_fontsize(NOTE)
-    bar.ax.yaxis.set_offset_position("left")  # over the bar, not over the panel's title
+    pixels = look.under(frame.pixels().astype(np.float64) / 255)
+    left, top, right, bottom = crop
+    inside = left > 0 or top > 0 or right < frame.width or bottom < frame.height
+    if look.style == "default" and inside:
+        down, across = pixels.shape[0] / frame.height, pixels.shape[1] / frame.width
+        rows, columns = (
+            slice(max(round(low * scale), 0), max(round(high * scale), 0))
+            for low, high, scale in ((top, bottom, down), (left, right, across))
+        )
+        pixels = dimmed(pixels, rows, columns)
+        axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, ec=str(OUTLINE), lw=0.8))
+    axes.imshow((pixels.clip(0, 1) * 255).round().astype(np.uint8), extent=(0, frame.width, frame.height, 0))
 
 
-def _enlarged(heat: NDArray[np.float64]) -> NDArray[np.float64]:
+def scale_ends(unit: str, limit: float, label: str = "") -> tuple[tuple[str, str], tuple[str, str]]:
+    """What the lower and the upper end of a scale mean, each in words and as a number with its unit."""
+    thing = label or ("the output" if unit == "output" else "the class")
+    words = ("lower score", "higher score") if unit == "score" else (f"lowers {thing}", f"raises {thing}")
+    number = f"{100 * limit:.3g} points" if unit == "probability" else f"{limit:.3g}"
+    return (words[0], f"\N{MINUS SIGN}{number}"), (words[1], f"+{number}")
+
+
+def draw_strip(axes: Axes, look: Look, *, vertical: bool, over_picture: bool) -> None:
+    """The colours of a scale from -1 to 1, as they look on white; axes have no ticks."""
+    colours = look.colormap(over_picture=over_picture)(np.linspace(0, 1, 513))
+    strip = colours[:, 3:] * colours[:, :3] + (1 - colours[:, 3:])
+    extent = (0.0, 1.0, -1.0, 1.0) if vertical else (-1.0, 1.0, 0.0, 1.0)
+    axes.imshow(strip[:, None] if vertical else strip[None], extent=extent, aspect="auto", origin="lower")
+    axes.set(xticks=[], yticks=[])
+
+
+def draw_bar(
+    figure: Figure, axes: Axes, limit: float, unit: str, *, label: str = "", look: Look = DEFAULT, over_picture: bool
+) -> None:
+    """The scale of a map along upright axes: its ends in words and numbers; ``label`` is the class that is explained."""
+    draw_strip(axes, look, vertical=True, over_picture=over_picture)
+    place = axes.get_position()
+    wide, high = figure.get_size_inches()
+    height = place.height * high
+    lines = int((height / 2 - 0.12) / (NOTE * 1.25 / 72)) - 1
+    right = place.x1 + 0.06 / wide
+    for (words, number), y, side in zip(
+        scale_ends(unit, limit, label), (place.y0, place.y1), ("bottom", "top"), strict=True
+    ):
+        text = f"{fitted(words, BAR_ROOM - GAP - BAR - 0.12, size=NOTE, lines=max(lines, 1))}\n{number}"
+        figure.text(right, y, text, ha="left", va=side, fontsize=NOTE, linespacing=1.15, parse_math=False)
+    figure.text(right, (place.y0 + place.y1) / 2, "0", ha="left", va="center", fontsize=NOTE)
+
+
+def _enlarged(heat: NDArray[np.float64], how: Interpolation) -> NDArray[np.float64]:
     """The map with at least 400 points along its longer side."""
     times = math.ceil(400 / max(heat.shape))
     down, across = ((np.arange(cells * times) + 0.5) / times for cells in heat.shape)
-    return upsampled(heat, down, across)
+    return upsampled(heat, down, across, how)

@@ -29,6 +29,10 @@ Box: TypeAlias = Sequence[float]
 
 ENOUGH = 1200
 """Pixels of the longer side beyond which a panel shows no more."""
+DIMMED, DIM_GREY = 0.45, 0.55
+"""What the net does not see keeps this share of its brightness; the rest is a grey of this brightness."""
+OUTLINE = 0.25
+"""Brightness of the line around what the net sees."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +109,13 @@ def crop_of(box: Box | None, frame: Frame) -> tuple[float, float, float, float]:
             "give the original image that was explained"
         )
     return left, top, right, bottom
+
+
+def dimmed(pixels: NDArray[np.float64], rows: slice, columns: slice) -> NDArray[np.float64]:
+    """RGB ``[H, W, 3]`` with all but these rows and columns dimmed."""
+    dim = DIMMED * pixels + (1 - DIMMED) * DIM_GREY
+    dim[rows, columns] = pixels[rows, columns]
+    return dim
 
 
 def _photo(picture: Picture) -> Image.Image:

@@ -6,15 +6,43 @@ is made, and nothing is read as mathematics (``parse_math=False``).
 
 from __future__ import annotations
 
+import logging
 import warnings
 from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TITLE = 9.0
 """Point size of titles and axis labels."""
 NOTE = 7.5
 """Point size of ticks and of what is written beside a panel."""
 GREY = "#555555"
+FALLBACKS = (
+    *(f"Noto Sans CJK {region}" for region in ("SC", "JP", "KR", "TC", "HK")),
+    *(f"Noto Sans {region}" for region in ("SC", "JP", "KR", "TC", "HK")),
+    "Source Han Sans",
+    "WenQuanYi Zen Hei",
+    "WenQuanYi Micro Hei",
+    "Droid Sans Fallback",
+    "IPAexGothic",
+    "IPAGothic",
+    "TakaoGothic",
+    "NanumGothic",
+    "Microsoft YaHei",
+    "Yu Gothic",
+    "Malgun Gothic",
+    "PingFang SC",
+    "Hiragino Sans",
+    "Apple SD Gothic Neo",
+    "Arial Unicode MS",
+)
+"""Fonts with Chinese, Japanese or Korean letters, tried first where the usual font lacks a letter."""
+_LOG = logging.getLogger(__name__)
 
 
 @lru_cache(maxsize=4096)
@@ -25,7 +53,8 @@ def width_of(text: str, size: float) -> float:
 
     with warnings.catch_warnings():  # of letters that the font lacks: one warning, where they are drawn, is enough
         warnings.simplefilter("ignore")
-        width: float = text_to_path.get_text_width_height_descent(text, FontProperties(size=size), False)[0]
+        font = FontProperties(family=[*FontProperties().get_family(), *fallbacks(text)], size=size)
+        width: float = text_to_path.get_text_width_height_descent(text, font, False)[0]
     # Hinting at low resolution makes letters a little wider than their outlines.
     return 1.03 * width / 72
 
@@ -37,7 +66,7 @@ def height_of(text: str, size: float) -> float:
 
 def fitted(text: str, inches: float, *, size: float = TITLE, lines: int = 2) -> str:
     """The text in at most so many lines of at most so many inches; what is left over becomes an ellipsis."""
-    rest = " ".join(text.split())
+    rest = " ".join(drawable(text).split())
     done: list[str] = []
     while rest and len(done) < lines:
         line = _first_line(rest, inches, size)
@@ -61,3 +90,77 @@ def _first_line(text: str, inches: float, size: float) -> str:
         return text[:blank]
     joint = max(text.rfind(mark, 0, fits) for mark in "_-/,.")  # file-like names break after a joint
     return text[: joint + 1] if joint > 0 else text[: max(fits, 1)]
+
+
+def finished(figure: Figure) -> Figure:
+    """The figure, with further fonts for texts whose letters the usual font lacks."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        if isinstance(text, Text) and (extra := fallbacks(text.get_text())):
+            text.set_fontfamily([*text.get_fontfamily(), *extra])
+    return figure
+
+
+def fallbacks(text: str) -> tuple[str, ...]:
+    """Installed font families that have the letters which the usual font lacks."""
+    return () if text.isascii() else _fonts_for(frozenset(text))[0]
+
+
+def drawable(text: str) -> str:
+    """The text with letters that no installed font has written as code points, which is said once."""
+    if text.isascii():
+        return text
+    lacking = _fonts_for(frozenset(text))[1]
+    if not lacking:
+        return text
+    _say_lacking()
+    return "".join(f"\\u{ord(letter):04x}" if letter in lacking else letter for letter in text)
+
+
+@lru_cache(maxsize=1)
+def _say_lacking() -> None:
+    _LOG.warning(
+        "no installed font has all letters of the class names: the others are written as code points; "
+        "for Chinese, Japanese and Korean install a font such as Noto Sans CJK (package fonts-noto-cjk)"
+    )
+
+
+@lru_cache(maxsize=4096)
+def _fonts_for(letters: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Families to be added to the usual one, and the letters that none of them has."""
+    from matplotlib.font_manager import FontProperties, findfont
+
+    missing = {letter for letter in letters if not letter.isspace()} - _letters(findfont(FontProperties()), letters)
+    added = []
+    for name, path in _installed() if missing else ():
+        known = _letters(path, frozenset(missing))
+        if known:
+            added.append(name)
+            missing -= known
+        if not missing:
+            break
+    return tuple(added), frozenset(missing)
+
+
+def _installed() -> Iterator[tuple[str, str]]:
+    """Name and file of every installed font family, those for Chinese, Japanese and Korean first."""
+    from matplotlib.font_manager import findSystemFonts, fontManager
+
+    for path in {*findSystemFonts()} - {font.fname for font in fontManager.ttflist}:  # matplotlib's list may be old
+        with suppress(RuntimeError, OSError):
+            fontManager.addfont(path)
+    files = {font.name: font.fname for font in fontManager.ttflist if "Last Resort" not in font.name}  # it draws boxes
+    order = [*(name for name in FALLBACKS if name in files), *sorted(files.keys() - set(FALLBACKS))]
+    return ((name, files[name]) for name in order)
+
+
+def _letters(path: str, letters: frozenset[str]) -> set[str]:
+    """Which of the letters a font file has; none of one that cannot be drawn."""
+    from matplotlib.font_manager import get_font
+
+    try:
+        font = get_font(path)
+        return {letter for letter in letters if font.get_char_index(ord(letter))}
+    except (RuntimeError, OSError):
+        return set()

@@ -22,7 +22,7 @@ from vitshap.plots.lines import (
     write_y_label,
 )
 from vitshap.plots.panels import MARGIN, empty_figure, write_heading
-from vitshap.plots.text import TITLE, fitted, height_of
+from vitshap.plots.text import TITLE, finished, fitted, height_of
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -71,7 +71,7 @@ def training_curves(
         handles = _draw(axes, epochs, lines, best)
         legend_under(axes, handles, entries[i], width=WIDE, height=HIGH)
         write_y_label(axes, kind if len(lines) > 1 or kind == "loss" else next(iter(lines)), HIGH)
-    return figure
+    return finished(figure)
 
 
 def _draw(axes: Axes, epochs: NDArray[np.float64], lines: Series, best: _Best | None) -> list[Artist]:

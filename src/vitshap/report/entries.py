@@ -17,6 +17,8 @@ from vitshap.explanation import Explanation
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom in pixels."""
+MOSTLY_SEEN = 0.5
+"""Where the net sees less than this share of a photo, maps show that part alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +55,23 @@ class Explained:
         return left, top, right, bottom
 
     @property
+    def seen(self) -> float:
+        """The share of the photo that the net sees."""
+        (left, top, right, bottom), (width, height) = self.box, self.size
+        across, down = min(right, width) - max(left, 0.0), min(bottom, height) - max(top, 0.0)
+        return max(across, 0.0) * max(down, 0.0) / (width * height)
+
+    @property
+    def window(self) -> Box:
+        """What a map shows: the photo, or what the net sees of it where that is less than half."""
+        return self.box if self.zoomed else (0.0, 0.0, float(self.size[0]), float(self.size[1]))
+
+    @property
+    def zoomed(self) -> bool:
+        """Whether the net sees less than half of the photo, so that maps show that part alone."""
+        return self.seen < MOSTLY_SEEN
+
+    @property
     def picture_box(self) -> Box:
         """The same in pixels of ``picture``."""
         across, down = (small / large for small, large in zip(self.picture.size, self.size, strict=True))
@@ -73,6 +92,12 @@ class Explained:
     def classes(self) -> list[int]:
         """Explained classes, in the order in which they were asked for."""
         return [int(index) for index in self.explanation.classes[0]]
+
+    @property
+    def main(self) -> int:
+        """The class that is shown first: the predicted one if it was explained, else the first explained one."""
+        predicted = self.predicted(1)[0][0]
+        return predicted if predicted in self.classes else self.classes[0]
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,23 @@
     show(next);
     store(next);
   });
-  // A row of the table and its patch in the photo are lit together, by pointer and by keyboard.
+  // All maps of an image on one scale, or each on its own; the buttons of all images say the same.
+  const switches = document.querySelectorAll(".switch");
+  for (const one of switches) {
+    one.hidden = false;
+    one.addEventListener("click", () => {
+      const own = root.dataset.scale !== "own";
+      if (own) { root.dataset.scale = "own"; } else { delete root.dataset.scale; }
+      for (const each of switches) { each.textContent = own ? "All maps on one scale" : "Each map on its own scale"; }
+    });
+  }
+  // A row of the table and its patch in photo and map are lit together, by pointer and by keyboard.
   const light = (event, on) => {
     const row = event.target.closest("tr[data-rank]");
     if (row === null) { return; }
-    const mark = row.closest(".card").querySelector('.mark[data-rank="' + row.dataset.rank + '"]');
-    if (mark !== null) { mark.classList.toggle("lit", on); }
+    for (const mark of row.closest(".card").querySelectorAll('.mark[data-rank="' + row.dataset.rank + '"]')) {
+      mark.classList.toggle("lit", on);
+    }
   };
   for (const [name, on] of [["mouseover", true], ["mouseout", false], ["focusin", true], ["focusout", false]]) {
     document.addEventListener(name, (event) => light(event, on));

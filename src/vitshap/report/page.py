@@ -9,13 +9,13 @@ from importlib.resources import files
 from string import Template
 
 from vitshap.explanation import Explanation
-from vitshap.plots import UNIT_LABELS
+from vitshap.plots import SOFTWARE, UNIT_LABELS
 from vitshap.report.entries import Failed, Summary, printable
 from vitshap.report.inline import scale_uri
 from vitshap.report.words import meaning
 
-MARK = '<meta name="generator" content="vitshap report">'
-"""By this a page is known as one of ours."""
+MARK = '<meta name="generator" content="vitshap '
+"""How the line begins by which a page is known as one of ours; the version follows."""
 HEADING = "Which parts of each image drove the prediction"
 NEIGHBOURS = 3
 """Pages before and after the current one that are linked, besides the first and the last."""
@@ -59,6 +59,7 @@ def head(summary: Summary, facts: Facts, number: int, count: int, counts: str, c
     where = "" if count == 1 else f" · page {number} of {count}"
     settings = {**summary.settings, **{f"version of {name}": text for name, text in summary.versions.items()}}
     return _template("page.html").substitute(
+        generator=escape(SOFTWARE),
         title=escape(f"{HEADING}{where}"),
         heading=escape(HEADING),
         css=_text("page.css"),
@@ -68,7 +69,8 @@ def head(summary: Summary, facts: Facts, number: int, count: int, counts: str, c
             f'<p class="warning"><strong>Careful:</strong> {escape(text)}</p>' for text in summary.warnings
         ),
         facts=_facts(summary, facts),
-        meaning=_meaning(facts),
+        legend=_legend(facts),
+        meaning=f'<p class="meaning">{escape(facts.meaning)}</p>' if facts.meaning else "",
         classes_title=escape(classes),
         classes=escape(listed),
         settings=_pairs(settings),
@@ -96,13 +98,21 @@ def _facts(summary: Summary, facts: Facts) -> str:
     return "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in filled.items())
 
 
-def _meaning(facts: Facts) -> str:
-    if not facts.meaning:
+def _legend(facts: Facts) -> str:
+    """What the colours mean, in words for everybody."""
+    if not facts.unit:
         return ""
+    score = facts.unit == UNIT_LABELS["score"]
+    low, high = ("lower score", "higher score") if score else ("lowers the class", "raises it")
+    said = (
+        "Red patches mattered more to the prediction, blue ones less or against it"
+        if score
+        else "Red patches raise what the model says of the class, blue ones lower it"
+    )
     return (
-        f'<p class="meaning">{escape(facts.meaning)}</p><p class="legend"><span>against the class</span>'
-        '<span class="strip" aria-hidden="true"></span><span>for it</span><small>Orange speaks for the class, blue against '
-        "it, the middle is zero. Every map has its own scale, written under it.</small></p>"
+        f'<p class="legend"><span>{low}</span><span class="strip" aria-hidden="true"></span><span>{high}</span>'
+        f"<small>{said}; the stronger the colour, the more. Patches without colour hardly matter. All maps of an image "
+        "have one scale, which is written under them; a button gives each its own.</small></p>"
     )
 
 

@@ -13,13 +13,13 @@ _ACROSS = ("left", "centre", "right")
 
 
 class Patch(NamedTuple):
-    """A player of large value. Rows and columns count from 1, at the top left of what the net sees."""
+    """A player of large value. Rows and columns count from 0, at the top left of what the net sees."""
 
     player: int
     value: float
     stderr: float | None
-    row: float
-    column: float
+    row: int
+    column: int
     box: Box
     """What it covers, in pixels of the original photo."""
     place: str
@@ -27,8 +27,8 @@ class Patch(NamedTuple):
 
     @property
     def cell(self) -> str:
-        """Row and column in words; the middle of them, where a player is more than one patch."""
-        return f"row {self.row:g}, column {self.column:g}"
+        """Row and column in words, counted from 1; of the middle one, where a player is more than one patch."""
+        return f"row {self.row + 1}, column {self.column + 1}"
 
     @property
     def pixels(self) -> str:
@@ -48,7 +48,7 @@ def patches(entry: Explained, k: int, index: int) -> list[Patch]:
     for player, value, (row, column) in explanation.top(k, index)[0]:
         box = _box(entry, (labels == player).nonzero())
         stderr = None if explanation.stderr is None else float(explanation.stderr[0, player, column_of])
-        found.append(Patch(player, value, stderr, round(row + 1, 1), round(column + 1, 1), box, _place(entry, box)))
+        found.append(Patch(player, value, stderr, row, column, box, _place(entry, box)))
     return found
 
 
@@ -68,14 +68,14 @@ def _box(entry: Explained, cells: torch.Tensor) -> Box:
 
 
 def _place(entry: Explained, box: Box) -> str:
-    """One of nine words for the middle of the box."""
-    width, height = entry.size
-    across = _ACROSS[_third((box[0] + box[2]) / 2, width)]
-    down = _DOWN[_third((box[1] + box[3]) / 2, height)]
+    """One of nine words for where in the shown part of the photo the middle of the box is."""
+    left, top, right, bottom = entry.window
+    across = _ACROSS[_third((box[0] + box[2]) / 2 - left, right - left)]
+    down = _DOWN[_third((box[1] + box[3]) / 2 - top, bottom - top)]
     if down == "middle":
         return across if across == "centre" else f"{across} side"
     return f"{down} {across}"
 
 
-def _third(position: float, whole: int) -> int:
+def _third(position: float, whole: float) -> int:
     return min(max(int(3 * position / whole), 0), 2)

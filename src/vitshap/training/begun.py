@@ -17,7 +17,7 @@ from vitshap.training.settings import differing_keys, from_plain, read_yaml, to_
 
 RECIPE, IMAGES, DONE = "recipe.yaml", "images.json", "done.json"
 STAGES = ("classifier", "surrogate", "explainer")
-CHOSEN = ("batch_size", "learning_rate", "compiled")
+CHOSEN = ("epochs", "batch_size", "learning_rate", "coalitions", "views", "compiled")
 """Keys whose "auto" becomes a number, or true or false, when a training starts."""
 
 

@@ -9,7 +9,7 @@ from vitshap.data import Augmentation
 from vitshap.data.pixels import free_bytes
 from vitshap.explainers import ExplainerConfig
 from vitshap.models import MaskedModel
-from vitshap.training.loop import Auto, LoopConfig
+from vitshap.training.loop import Auto, LoopConfig, number
 from vitshap.training.noise import Weighing
 
 Procedure = Literal["values", "paper"]
@@ -43,8 +43,8 @@ class SurrogateTraining:
     loop: LoopConfig = field(default_factory=lambda: LoopConfig(epochs=50, learning_rate=1e-5))
     augmentation: Augmentation | None = field(default_factory=Augmentation)
     """How training images are varied; null: not at all."""
-    coalitions: int = 1
-    """Random subsets of patches per image and step."""
+    coalitions: int | Auto = 1
+    """Random subsets of patches per image and step; auto: 1 on a CPU, 2 on a GPU."""
     validation_coalitions: int = 16
     """Fixed subsets of each validation image."""
     validation_batch: int = 256
@@ -55,10 +55,12 @@ class SurrogateTraining:
 class ValuesConfig:
     """Values of coalitions that an explainer learns from in the procedure "values"."""
 
-    views: int = 50
-    """Varied views of each image that are evaluated; after so many epochs they are met again."""
-    coalitions: int = 48
-    """Evaluations per view. Many views with few evaluations each teach more than few with many."""
+    views: int | Auto = 50
+    """Varied views of each image that are evaluated; after so many epochs they are used again.
+    auto: 50 on a CPU; on a GPU 50 to 400, by the number of images."""
+    coalitions: int | Auto = 48
+    """Evaluations per view; auto: 48 on a CPU, 128 on a GPU. Many views with few evaluations each teach more than few with
+    many."""
     size_effect: bool = True
     """Remove what the size of a coalition alone explains: an unbiased reduction of noise."""
     noise_weights: float = 1.0
@@ -136,35 +138,66 @@ class ExplainerTraining:
 
 
 T = TypeVar("T", ClassifierTraining, SurrogateTraining, ExplainerTraining)
-ON_CPU = {ClassifierTraining: (64, 1e-5), SurrogateTraining: (64, 1e-5), ExplainerTraining: (64, 1e-4)}
-"""Batch and learning rate that "auto" stands for: the paper's."""
-ON_GPU = {ClassifierTraining: (128, 1e-5), SurrogateTraining: (512, 1.4e-4), ExplainerTraining: (256, 3e-4)}
-"""The same on a GPU, which small batches leave idle: what the shipped explainer was trained with."""
+ON_CPU = {ClassifierTraining: (25, 64, 1e-5), SurrogateTraining: (50, 64, 1e-5), ExplainerTraining: (100, 64, 1e-4)}
+"""Epochs, batch size and learning rate that "auto" stands for: the paper's."""
+ON_GPU = {
+    ClassifierTraining: (25, 128, 2e-5),
+    SurrogateTraining: (100, 512, 1.4e-4),
+    ExplainerTraining: (100, 256, 3e-4),
+}
+"""The same on a GPU, which small batches leave idle."""
+EVALUATIONS = 100_000_000
+"""Coalition values that an explainer is trained from on a GPU; they decide how many views each image has."""
+VIEWS = 50, 400
+"""Least and greatest number of these views."""
 SMALL_NET = 25e6
 """Weights up to which a GPU's batches are these; they are halved for every four times as many."""
 GPU_MEMORY = 20 * 2**30
 """Bytes that a training with such a batch may take; with less, batches are smaller."""
-LEAST_STEPS = 300
+LEAST_STEPS = 700
 """Optimiser steps that a training on a GPU has at least: with few images batches are smaller."""
 
 
 def suited(config: T, model: MaskedModel, samples: int) -> T:
     """``config`` with numbers in place of "auto", by the device and size of ``model`` and the number of images.
 
-    Never more than a power of two that the images fill; on a GPU the learning rate falls with the batch.
+    A batch is a power of two that the images fill; on a GPU the learning rate falls with its square root.
     """
-    loop, (usual, usual_rate) = config.loop, ON_CPU[type(config)]
-    most, rate = (usual, usual_rate) if model.device.type == "cpu" else ON_GPU[type(config)]
+    gpu = model.device.type != "cpu"
+    if isinstance(config, SurrogateTraining) and config.coalitions == "auto":
+        config = replace(config, coalitions=2 if gpu else 1)
+    if isinstance(config, ExplainerTraining):
+        values = _suited_values(config.values, gpu, samples)
+        config = replace(config, values=values)  # type: ignore[call-arg]
+    usual_epochs, usual, usual_rate = ON_CPU[type(config)]
+    epochs, most, rate = ON_GPU[type(config)] if gpu else (usual_epochs, usual, usual_rate)
+    if isinstance(config, ExplainerTraining) and config.procedure == "values":
+        epochs = max(epochs, number(config.values.views))
+    loop = config.loop if config.loop.epochs != "auto" else replace(config.loop, epochs=epochs)
     size = loop.batch_size
     if size == "auto":
-        size, weights = most, sum(p.numel() for p in model.net.parameters())
-        while weights > SMALL_NET and size > usual:
-            size, weights = size // 2, weights // 4
-        least = GPU_MEMORY * size // most
-        while size > usual and (loop.epochs * (samples // size) < LEAST_STEPS or free_bytes(model.device) < least):
-            size, least = size // 2, least // 2
-        size = min(size, 1 << (max(samples, 1).bit_length() - 1))
+        size = _batch_size(model, most, usual, number(loop.epochs), samples)
     loop = replace(loop, batch_size=size)
     if loop.learning_rate == "auto":
-        loop = replace(loop, learning_rate=max(usual_rate, rate * min(1.0, int(size) / most)))
+        loop = replace(loop, learning_rate=max(usual_rate, rate * min(1.0, size / most) ** 0.5))
     return replace(config, loop=loop)
+
+
+def _suited_values(values: ValuesConfig, gpu: bool, samples: int) -> ValuesConfig:
+    if values.coalitions == "auto":
+        values = replace(values, coalitions=128 if gpu else 48)
+    if values.views == "auto":
+        affordable = EVALUATIONS // (max(samples, 1) * (number(values.coalitions) + 1))
+        values = replace(values, views=min(max(affordable, VIEWS[0]), VIEWS[1]) if gpu else VIEWS[0])
+    return values
+
+
+def _batch_size(model: MaskedModel, most: int, usual: int, epochs: int, samples: int) -> int:
+    """``most``, less for large nets, little memory or few images; not below ``usual`` unless there are fewer images."""
+    size, weights = most, sum(p.numel() for p in model.net.parameters())
+    while weights > SMALL_NET and size > usual:
+        size, weights = size // 2, weights // 4
+    least = GPU_MEMORY * size // most
+    while size > usual and (epochs * (samples // size) < LEAST_STEPS or free_bytes(model.device) < least):
+        size, least = size // 2, least // 2
+    return min(size, 1 << (max(samples, 1).bit_length() - 1))

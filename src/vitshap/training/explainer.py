@@ -24,7 +24,7 @@ from vitshap.training.batches import Images
 from vitshap.training.configs import ExplainerTraining, Sampler, ValuesConfig, suited
 from vitshap.training.fit import kept_or_temporary
 from vitshap.training.held_out import HeldOut
-from vitshap.training.loop import Task, train
+from vitshap.training.loop import Task, number, train
 from vitshap.training.noise import Known, Plan, Residuals, weighted_halves, weights_by_noise
 from vitshap.training.objectives import class_importance, explainer_loss
 from vitshap.training.pilot import pilot
@@ -57,9 +57,10 @@ def fit_explainer(
     """
     config, console = config or ExplainerTraining(), console or Console(quiet=True)
     surrogate = copy.deepcopy(surrogate).eval()
-    images = training_images(surrogate, data, config)
+    opened = Images(surrogate, data, None, seed=config.loop.seed).source
+    config = suited(config, surrogate, len(opened))
+    images = training_images(surrogate, opened, config)
     unseen = Images(surrogate, val, None, seed=config.loop.seed)
-    config = suited(config, surrogate, len(images))
     evaluate = Evaluator(surrogate, compiled=config.compiled is True)
     with kept_random_state(surrogate.device):
         seed_device(config.loop.seed, surrogate.device)
@@ -81,7 +82,7 @@ def training_images(surrogate: MaskedModel, data: Any, config: ExplainerTraining
     if config.procedure == "paper":
         return Images(surrogate, data, config.augmentation, seed=config.loop.seed)
     values = config.values
-    milder_from = round(values.views * (1 - values.milder))
+    milder_from = round(number(values.views) * (1 - values.milder))
     images = Images(surrogate, data, config.augmentation, seed=config.loop.seed, milder_from=milder_from)
     if values.unsure > 1:
         repeat_unsure(images, surrogate, values.unsure)
@@ -149,7 +150,8 @@ def make_store(evaluate: Evaluator, images: Images, config: ValuesConfig, *, sca
     """
     plan = plan_evaluations(evaluate, images, config, scale)
     memory = None if config.memory_gib is None else int(config.memory_gib * 2**30)
-    return ValueStore(evaluate, images, plan, views=config.views, coalitions=config.coalitions, memory=memory)
+    views, coalitions = number(config.views), number(config.coalitions)
+    return ValueStore(evaluate, images, plan, views=views, coalitions=coalitions, memory=memory)
 
 
 def network_config(config: ExplainerTraining, num_players: int) -> ExplainerConfig:
@@ -173,7 +175,7 @@ def plan_evaluations(evaluate: Evaluator, images: Images, config: ValuesConfig, 
     null = null_values(evaluate) if evaluate.model.same_null else None
     d = evaluate.model.num_players
     fixed = shapley_kernel(d) if config.allocation == "shapley" else None
-    affordable = config.views * len(images) * config.coalitions // 50
+    affordable = number(config.views) * len(images) * number(config.coalitions) // 50
 
     def values(coalitions: Coalitions) -> tuple[Tensor, Tensor, Tensor]:
         count = max(4, min(PILOT_IMAGES, affordable // len(coalitions)))

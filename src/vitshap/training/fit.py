@@ -22,7 +22,7 @@ from vitshap.data import CachedPixels, sample_coalitions
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
 from vitshap.training.configs import ClassifierTraining, SurrogateTraining, suited
-from vitshap.training.loop import Task, train
+from vitshap.training.loop import Task, number, train
 from vitshap.training.objectives import classification_loss, surrogate_loss
 from vitshap.training.scores import class_weights, require_classes, scores
 
@@ -89,7 +89,7 @@ def fit_surrogate(
 
     def batches(order: Iterable[Tensor], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         for pixels, batch in images.views(order, epoch):
-            yield pixels, _drawn(law, batch.indices, config.loop.seed, epoch, config.coalitions)
+            yield pixels, _drawn(law, batch.indices, config.loop.seed, epoch, number(config.coalitions))
 
     with kept_or_temporary(folder) as place:
         task = Task(step, surrogate, batches, len(images), lambda: surrogate_scores(step, unseen, config))

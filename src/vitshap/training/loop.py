@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from rich.console import Console
@@ -39,6 +39,16 @@ LINES = 20
 Auto = Literal["auto"]
 
 
+N = TypeVar("N", int, float)
+
+
+def number(value: N | Auto) -> N:
+    """A number in whose place "auto" could stand; ``configs.suited`` chooses it."""
+    if value == "auto":
+        raise ValueError('"auto" is resolved by fit_* and vitshap train: a number is needed here')
+    return value
+
+
 class TrainingDiverged(RuntimeError):
     """The loss is not finite; the message names step, learning rate and the last good checkpoint."""
 
@@ -47,7 +57,8 @@ class TrainingDiverged(RuntimeError):
 class LoopConfig:
     """How to train; the defaults are the paper's for explainers."""
 
-    epochs: int = 100
+    epochs: int | Auto = 100
+    """Passes over the training images; auto: by device and number of images."""
     batch_size: int | Auto = 64
     """Samples per optimiser step, over all processes; auto: by device, net and number of images (64 on a CPU)."""
     learning_rate: float | Auto = 1e-4
@@ -81,13 +92,9 @@ class LoopConfig:
             if getattr(self, key) < 0:
                 raise ValueError(f"{key} must be 0 or more, got {getattr(self, key)}")
 
-    def numbers(self) -> tuple[int, float]:
-        """Batch and peak of the learning rate; "auto" is no number yet, see ``configs.suited``."""
-        if self.batch_size == "auto" or self.learning_rate == "auto":
-            raise ValueError(
-                "batch_size and learning_rate are numbers here; auto is resolved by fit_* and vitshap train"
-            )
-        return self.batch_size, self.learning_rate
+    def numbers(self) -> tuple[int, int, float]:
+        """Epochs, batch size and peak learning rate as numbers."""
+        return number(self.epochs), number(self.batch_size), number(self.learning_rate)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +141,7 @@ def train(
 
 class _Run:
     def __init__(self, task: Task, config: LoopConfig, folder: Path, console: Console) -> None:
-        self.batch_size, rate = config.numbers()
+        self.epochs, self.batch_size, rate = config.numbers()
         if task.num_samples < self.batch_size:
             raise ValueError(f"{task.num_samples} samples are fewer than a batch of {self.batch_size}")
         self.task, self.config, self.folder, self.console = task, config, folder, console
@@ -160,7 +167,7 @@ class _Run:
         self.unread: deque[UnreadLoss] = deque()
         self.board = Board(folder / "tensorboard")
         self.epoch_steps = task.num_samples // self.batch_size
-        self.total_steps = config.epochs * self.epoch_steps
+        self.total_steps = self.epochs * self.epoch_steps
 
     def run(self, resume: bool) -> list[dict[str, float]]:
         found = self._found()
@@ -263,7 +270,7 @@ class _Run:
             files.write_text(self.folder / LOG, "".join(json.dumps(line) + "\n" for line in self.state.history))
             self.board.add(record)
         lines = len(self.state.history) - 1
-        if lines % max(1, self.config.epochs // self.config.validate_every // LINES) == 0 or self._ended():
+        if lines % max(1, self.epochs // self.config.validate_every // LINES) == 0 or self._ended():
             self.console.print(", ".join(f"{k} {v:.4g}" for k, v in record.items()) + (" (best)" if better else ""))
 
     def _ended(self) -> bool:
@@ -306,7 +313,7 @@ def autocast(device: torch.device) -> torch.autocast:
 
 def learning_rate(step: int, total: int, config: LoopConfig) -> float:
     """Linear warm-up, then a cosine to zero."""
-    exact, (_, peak) = config.warmup == "exact", config.numbers()
+    exact, peak = config.warmup == "exact", number(config.learning_rate)
     warmup = config.warmup_steps if exact else min(config.warmup_steps, total // 10)
     if step < warmup:
         return peak * (step if exact else step + 1) / warmup

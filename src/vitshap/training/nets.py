@@ -6,16 +6,17 @@ import json
 import os
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from vitshap.compat import make_torchvision_importable
 from vitshap.data import ImageData
 from vitshap.models import MaskedModel, Preprocess, wrap
 from vitshap.training.given_weights import keep_rows, load_state, one_line, read_state
@@ -32,7 +33,6 @@ def build_model(settings: ModelSettings, data: ImageData, *, keep_head: bool = F
 
     ``keep_head`` leaves a pre-trained net its own classes, for it is not going to be trained.
     """
-    make_torchvision_importable()
     names = _class_names(settings, data)
     torch.default_generator.manual_seed(settings.seed)
     preprocess: Preprocess | None
@@ -41,7 +41,8 @@ def build_model(settings: ModelSettings, data: ImageData, *, keep_head: bool = F
     elif _library(settings) == "timm":
         net, preprocess = _timm(settings, data, names, keep_head)
     else:
-        net, preprocess = _transformers(settings, data, names, keep_head)
+        with _read_by_transformers(settings.name):
+            net, preprocess = _transformers(settings, data, names, keep_head)
     preprocess = _fitted(preprocess, settings, data.channels)
     size = preprocess.size if preprocess is not None and _library(settings) == "transformers" else None
     model = wrap(net, preprocess=preprocess, output=settings.output, image_size=size, removal=settings.removal)
@@ -181,6 +182,43 @@ def _transformers(
             f"{settings.name} takes {config.num_channels} channels: --set data.channels={config.num_channels}"
         )
     return net, preprocess
+
+
+@contextmanager
+def _read_by_transformers(name: str) -> Iterator[None]:
+    """No progress bars and tables of its own, and whatever a configuration leads it to is a ``ValueError``."""
+    from transformers.utils import logging
+
+    _check_depth(Path(os.path.expanduser(name)))
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {one_line(error)}"
+        raise ValueError(f"the model {name!r} cannot be loaded with transformers: {why}") from error
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _check_depth(folder: Path) -> None:
+    """Before a net is built: a configuration may claim any number of blocks, the tensors are there."""
+    config, weights = folder / "config.json", folder / "model.safetensors"
+    if not (config.is_file() and weights.is_file()):
+        return
+    try:
+        depth = json.loads(config.read_text()).get("num_hidden_layers", 0)
+        with safe_open(weights, "pt") as stored:
+            tensors = len(stored.keys())
+    except (OSError, ValueError, AttributeError, RecursionError, SafetensorError):
+        return  # transformers says what is wrong with it
+    if isinstance(depth, int | float) and depth > tensors:
+        raise ValueError(f"the configuration in {folder} has {depth:,} blocks, and its file {tensors} tensors")
 
 
 def _require_weights(net: nn.Module, loaded: dict[str, Any], keep_head: bool) -> None:

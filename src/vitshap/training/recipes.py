@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitshap.training.configs import ClassifierTraining, ExplainerTraining, SurrogateTraining
+from vitshap.training.loop import Auto
 from vitshap.training.settings import SettingsError, from_plain, read_yaml, set_keys
 
 Size = Literal["tiny", "small", "base", "large"]
@@ -136,16 +137,16 @@ class Recipe:
                 "model.output identity is regression, which class folders cannot teach: set classifier to null to explain "
                 "the net as it is, or use vitshap.training from Python"
             )
-        for path, number in self._counts():
-            if number < 1:
-                raise SettingsError(f"{path} must be at least 1, got {number}")
+        for path, count in self._counts():
+            if count != "auto" and count < 1:
+                raise SettingsError(f"{path} must be at least 1, got {count}")
         for key in ("coalitions", "validation_coalitions"):
             if (n := getattr(self.explainer, key)) % 2:
                 raise SettingsError(
                     f"explainer.{key} must be even, for coalitions come with their complements; got {n}"
                 )
 
-    def _counts(self) -> Iterator[tuple[str, int]]:
+    def _counts(self) -> Iterator[tuple[str, int | Auto]]:
         """Numbers that must be at least one."""
         for name in ("classifier", "surrogate", "explainer"):
             for key in ("coalitions", "validation_coalitions", "validation_batch"):

@@ -256,7 +256,7 @@ def _announce(recipe: Recipe, model: MaskedModel, splits: Splits, state: Any, co
         f"{_names(train.class_names)}\n"
         f"model: {recipe.model.name}, {weights / 1e6:.3g} million weights, {model.num_players} players, "
         f"{model.num_classes} outputs, on {where}\n"
-        f"batch and learning rate: {', '.join(_loops(recipe))}",
+        f"{'; '.join(_loops(recipe))}",
         highlight=False,
         soft_wrap=True,
     )
@@ -265,5 +265,8 @@ def _announce(recipe: Recipe, model: MaskedModel, splits: Splits, state: Any, co
 def _loops(recipe: Recipe) -> Iterator[str]:
     for name in STAGES:
         if (config := getattr(recipe, name)) is not None and not (name == "surrogate" and recipe.masked):
-            size, rate = config.loop.numbers()
-            yield f"{name} {size} at {rate:g}"
+            epochs, size, rate = config.loop.numbers()
+            yield f"{name}: {epochs} epochs, batches of {size}, learning rate {rate:.3g}"
+    if recipe.explainer.procedure == "values":
+        values = recipe.explainer.values
+        yield f"{values.views} views of every image with {values.coalitions} coalitions each"

@@ -42,7 +42,7 @@ from vitshap.training.batches import Images, decodes_by
 from vitshap.training.configs import ExplainerTraining
 from vitshap.training.explainer import PaperStep, network_config
 from vitshap.training.fit import ClassifierStep, SurrogateStep
-from vitshap.training.loop import SAVE_SECONDS, LoopConfig, autocast
+from vitshap.training.loop import SAVE_SECONDS, LoopConfig, autocast, number
 from vitshap.training.objectives import explainer_loss
 from vitshap.training.pilot import law_before_pilot
 from vitshap.training.recipes import Recipe
@@ -156,7 +156,7 @@ class _Clock:
         assert config is not None
         law, trained = uniform_size(model.num_players), SurrogateStep(model, self.model)
 
-        def loss(pixels: Tensor, batch: Batch, coalitions: int = config.coalitions) -> Tensor:
+        def loss(pixels: Tensor, batch: Batch, coalitions: int = number(config.coalitions)) -> Tensor:
             return trained.forward(pixels, sample_coalitions(law, batch.indices, seed=0, epoch=0, n=coalitions))
 
         step = self._step(model, config.augmentation, config.loop, loss)
@@ -168,7 +168,7 @@ class _Clock:
         explainer = Explainer(game, network_config(config, game.num_players), classifier=game)
         evaluator = Evaluator(game)
         fresh, paper = config.procedure == "paper", PaperStep(explainer, compiled=False)
-        asked = config.coalitions if fresh else config.values.coalitions
+        asked = config.coalitions if fresh else number(config.values.coalitions)
         # Nearer to the sizes that a pilot will find than the kernel's are, which take far longer
         piloted = not fresh and config.values.allocation == "pilot"
         law = law_before_pilot(game.evaluation_cost()) if piloted else shapley_kernel(game.num_players)
@@ -206,11 +206,12 @@ class _Clock:
         """How many views are evaluated: each once, or again in every epoch if they are not kept; and those of the pilot."""
         values, images = config.values, len(self.splits.train) * again
         limit = free_bytes(self.model.device) // 2 if values.memory_gib is None else values.memory_gib * 2**30
-        needed = values.views * images * (values.coalitions + 1) * self.model.num_classes * 4
-        rounds = min(values.views, config.loop.epochs) if needed <= limit else config.loop.epochs
+        views, coalitions, epochs = number(values.views), number(values.coalitions), number(config.loop.epochs)
+        needed = views * images * (coalitions + 1) * self.model.num_classes * 4
+        rounds = min(views, epochs) if needed <= limit else epochs
         # A pilot asks some images about all sizes, as long as that is a fiftieth of all evaluations or it is four images.
-        asked = 2 * PILOT_REPEATS * min(PILOT_SIZES, self.model.num_players // 2) / (values.coalitions + 1)
-        return rounds * images + max(4 * asked, min(PILOT_IMAGES * asked, values.views * images / 50))
+        asked = 2 * PILOT_REPEATS * min(PILOT_SIZES, self.model.num_players // 2) / (coalitions + 1)
+        return rounds * images + max(4 * asked, min(PILOT_IMAGES * asked, views * images / 50))
 
     def _stage(
         self,
@@ -224,11 +225,12 @@ class _Clock:
         again: float = 1.0,
     ) -> StageTime:
         train, val = round(len(self.splits.train) * again), len(self.splits.val)
-        steps = loop.epochs * (train // loop.numbers()[0])
-        validations = -(-loop.epochs // loop.validate_every)
+        epochs, batch, _ = loop.numbers()
+        steps = epochs * (train // batch)
+        validations = -(-epochs // loop.validate_every)
         seconds = steps * step + validations * (val * check + self.writing) + once
         if not self._kept():  # read again in every epoch
-            seconds += loop.epochs * train * self.decode + validations * val * self.decode
+            seconds += epochs * train * self.decode + validations * val * self.decode
         # Weights and two moments of each
         seconds += 3 * self.writing * max(steps / loop.save_every, seconds / SAVE_SECONDS)
         detail = f"{steps:,} steps of {step:.3g} s"
@@ -244,7 +246,7 @@ class _Clock:
         loss: Callable[[Tensor, Batch], Tensor],
     ) -> float:
         """Seconds of an optimiser step with the recipe's batch."""
-        batch = -(-loop.numbers()[0] // self.processes)
+        batch = -(-number(loop.batch_size) // self.processes)
         images = self._some(self.splits.train, batch, augmentation)
         parameters = [p for p in trained.parameters() if p.requires_grad]
         optimiser = torch.optim.AdamW(parameters, lr=1e-8)
@@ -284,6 +286,8 @@ class _Clock:
         return self._timed(work, n) / n
 
     def _timed(self, work: Callable[[int], None], wanted: int) -> float:
+        if self.model.device.type == "cuda":  # where a few images take as long as many: the real size
+            return min(self._seconds(work, wanted) for _ in range(4))
         part = min(PART, wanted)
         self._seconds(work, part)  # the first call of anything is slow
         small = self._seconds(work, part)

@@ -8,7 +8,6 @@ process and every resumed run computes in the same batches, to the bit.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from vitshap.coalitions import Coalitions
 from vitshap.data import CachedPixels, sample_coalitions
 from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating
+from vitshap.models.precision import converted
 from vitshap.training import processes
 from vitshap.training.batches import Images, chunks, evenly
 from vitshap.training.noise import Plan
@@ -69,9 +69,13 @@ class Evaluator:
         """Of the net and of the pixels that it takes."""
         return next(self.model.net.parameters()).dtype
 
+    def fingerprint(self) -> str:
+        """Of the surrogate as it was given, whatever evaluates it: what a stored truth belongs to."""
+        return self._exact.fingerprint()
+
     def _take(self, dtype: torch.dtype) -> None:
         """Evaluate by a copy of that precision, of the net as it was given: what overflowed in another stays infinite."""
-        self.model = copy.deepcopy(self._exact).to(dtype).eval()
+        self.model = converted(self._exact, dtype)
         if self._compiled:
             self.model.compile()
 
