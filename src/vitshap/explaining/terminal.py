@@ -105,7 +105,8 @@ def working(terminal: Terminal, what: str) -> Iterator[None]:
         with terminal.errors.status(what):
             yield
     else:
-        with lines_meanwhile(terminal, lambda: f"... {what}"):
+        started = time.perf_counter()
+        with lines_meanwhile(terminal, lambda: f"... {what}, {time.perf_counter() - started:.0f} s"):
             yield
 
 
