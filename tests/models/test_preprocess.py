@@ -12,6 +12,7 @@ from timm.data import create_transform, resolve_model_data_config
 
 from tests.models import nets
 from vitshap.models import Preprocess, wrap
+from vitshap.models.preprocess import open_image
 
 
 def _photo(width: int, height: int, mode: str = "RGB") -> Image.Image:
@@ -176,3 +177,9 @@ def test_nets_of_a_thousand_classes_have_names(removal: str) -> None:
     assert wrap(net, check=False, class_names=[str(i) for i in range(1000)]).class_names == [
         str(i) for i in range(1000)
     ]
+
+
+def test_a_pipe_is_no_photo(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    with pytest.raises(OSError, match="not a regular file"), open_image(tmp_path / "pipe.jpg"):
+        pass

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,9 +36,16 @@ class Judged(NamedTuple):
     truth: truth.Truth
 
 
-def open_data(surrogate: MaskedModel, source: str | Path, *, layout: str = "auto", cache: Path | None = None) -> Splits:
-    """The data that an explainer is measured on; its classes must be the surrogate's."""
-    splits = load_data(source, layout=layout, cache=cache, channels=surrogate.adapter.channels)
+def open_data(
+    surrogate: MaskedModel,
+    source: str | Path,
+    *,
+    layout: str = "auto",
+    split: Literal["own", "authors"] = "own",
+    cache: Path | None = None,
+) -> Splits:
+    """The data that an explainer is measured on, in the split of its training; its classes must be the surrogate's."""
+    splits = load_data(source, layout=layout, split=split, cache=cache, channels=surrogate.adapter.channels)
     known = surrogate.class_names
     if known is not None and list(splits.test.class_names) != list(known):
         raise ValueError(f"the data has the classes {list(splits.test.class_names)}, the surrogate {list(known)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -14,6 +14,9 @@ from vitshap.bench.command import Pace, app, console, device_named, one_line_err
 Data = Annotated[Path, typer.Argument(help="Folder or archive of images with the bundle's classes.")]
 TruthFolder = Annotated[Path, typer.Option(help="Folder for the converged values, or with those of an earlier run.")]
 Layout = Annotated[str, typer.Option(help="How the data is laid out; see `vitshap train`.")]
+Split = Annotated[
+    Literal["own", "authors"], typer.Option(help="Split that it was trained in; authors: paper-* recipes.")
+]
 Cache = Annotated[Path | None, typer.Option(help="Where archives are unpacked.")]
 Judged = Annotated[int, typer.Option(min=1, help="Test images whose values are computed.")]
 Budget = Annotated[int, typer.Option(min=100, help="Evaluations per image.")]
@@ -115,6 +118,7 @@ def bench_quality(
     data: Data,
     truth: TruthFolder,
     layout: Layout = "auto",
+    split: Split = "own",
     cache: Cache = None,
     images: Judged = 100,
     budget: Budget = 65_536,
@@ -135,7 +139,7 @@ def bench_quality(
         bundles.own_folder(bundle)  # known before anything is measured
     where = device_named(device)
     explainer = Explainer.from_pretrained(bundle, device=where)
-    test = quality.open_data(explainer.surrogate, data, layout=layout, cache=cache).test
+    test = quality.open_data(explainer.surrogate, data, layout=layout, split=split, cache=cache).test
     evaluate = Evaluator(explainer.surrogate, compiled=compiled)
     pace = Pace()
     pace.begin(f"truth in {truth}, {budget:,} evaluations an image, images", images)
@@ -168,6 +172,7 @@ def bench_unknown(
     data: Data,
     others: Annotated[list[Path], typer.Option(help="Images of other things, a folder or archive; may be repeated.")],
     layout: Layout = "auto",
+    split: Split = "own",
     cache: Cache = None,
     images: Annotated[int, typer.Option(min=20, help="Images of each data set.")] = 1000,
     warned: Annotated[float, typer.Option(min=0, max=1, help="Share of known images that may be warned about.")] = 0.05,
@@ -183,7 +188,7 @@ def bench_unknown(
     if record:
         bundles.own_folder(bundle)
     model = Explainer.from_pretrained(bundle, device=device_named(device)).surrogate
-    test = quality.open_data(model, data, layout=layout, cache=cache).test
+    test = quality.open_data(model, data, layout=layout, split=split, cache=cache).test
     known = unknown.top_probabilities(model, test, count=images)
     tops = {}
     for path in others:
@@ -211,6 +216,7 @@ def bench_ablation(
     data: Data,
     truth: TruthFolder,
     layout: Layout = "auto",
+    split: Split = "own",
     cache: Cache = None,
     images: Judged = 100,
     budget: Budget = 65_536,
@@ -232,7 +238,7 @@ def bench_ablation(
 
     where = device_named(device)
     surrogate = Explainer.from_pretrained(bundle, device=where).surrogate
-    splits = quality.open_data(surrogate, data, layout=layout, cache=cache)
+    splits = quality.open_data(surrogate, data, layout=layout, split=split, cache=cache)
     evaluate = Evaluator(surrogate)
     pace = Pace()
     pace.begin(f"truth in {truth}, {budget:,} evaluations an image, images", images)

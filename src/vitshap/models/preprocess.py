@@ -7,6 +7,7 @@ explanations can be drawn back onto the original image (``box``). Results equal 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -141,6 +142,8 @@ def open_image(source: str | PathLike[str] | Image.Image | np.ndarray) -> Iterat
     if isinstance(source, Image.Image):
         yield source
         return
+    if not isinstance(source, np.ndarray) and os.path.exists(source) and not os.path.isfile(source):
+        raise OSError(f"{os.fspath(source)} is not a regular file")  # a pipe that nobody writes to never ends
     with Image.fromarray(source) if isinstance(source, np.ndarray) else Image.open(source) as opened:
         yield opened
 

@@ -114,7 +114,7 @@ class HeldOut:
         drawn = [
             (d.count, d.paired, d.law.size_probabilities.tolist()) for d in (self.pairs, self.planned) if d is not None
         ]
-        parts = [model.fingerprint(), model.output, images.mean, images.std, images.seed, drawn]
+        parts = [evaluate.fingerprint(), model.output, images.mean, images.std, images.seed, drawn]
         digest = hashlib.sha256(json.dumps([*parts, images.source.kept.tolist()]).encode())
         for some in images.source.pixels.split(256):  # type: ignore[no-untyped-call]
             digest.update(some.cpu().contiguous().numpy().tobytes())
