@@ -246,5 +246,5 @@ def test_a_training_that_stops_early_says_so(tmp_path: Path) -> None:
 
 
 def test_auto_is_no_number_for_the_loop(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="auto is resolved by fit_"):
+    with pytest.raises(ValueError, match="is resolved by fit_"):
         train(small_training.task(), LoopConfig(batch_size="auto"), tmp_path)

@@ -243,7 +243,11 @@ def test_weights_of_a_timm_net_with_another_head(images: Path, tmp_path: Path) -
         ([], [], "which recipe? Known: chest, digits"),
         (["digit"], [], "did you mean digits?"),
         (["digits"], ["explainer.lop.epochs=1"], "did you mean explainer.loop?"),
-        (["digits"], ["explainer.loop.epochs=many"], "explainer.loop.epochs must be a whole number; got 'many'"),
+        (
+            ["digits"],
+            ["explainer.loop.epochs=many"],
+            "explainer.loop.epochs must be a whole number or auto; got 'many'",
+        ),
         (["folder"], [], "give a folder or an archive with --data PATH"),
         (["folder", "--data", "nowhere"], [], "there is no data set 'nowhere'"),
         (["folder", "--data", "IMAGES", "--model", "vit_tinny"], [], "timm has no model 'vit_tinny'"),
