@@ -387,7 +387,7 @@ def _each() -> Iterator[Any]:
             yield pytest.param(key, i, marks=pytest.mark.long if i else (), id=f"{key}={values[i]!r:.40}")
 
 
-@pytest.mark.parametrize(("key", "number"), _each())
+@pytest.mark.parametrize(("key", "number"), list(_each()))
 def test_a_dishonest_configuration_is_refused(case: Case, key: str, number: int) -> None:
     hostile.changed(_bundle(case), key, WRONG[key][number])
     case.refused("explain", case.good, "--bundle", "bundle", "--out", "results", "--no-heatmaps")

@@ -214,6 +214,7 @@ def test_a_signal_ends_a_command_in_the_midst_of_a_long_call(number: signal.Sign
 import signal, torch
 from vitshap.training.command import user_errors
 signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the command does
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which jobs in the background of a shell ignore
 matrix = torch.rand(6000, 6000)
 with user_errors():
     print("ready", flush=True)

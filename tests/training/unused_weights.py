@@ -58,5 +58,5 @@ if __name__ == "__main__":
     explainer = fit_explainer(wrap(net), images, images, None, values)
     assert all(bool(torch.isfinite(weight).all()) for weight in explainer.parameters())
     surrogate = fit_surrogate(wrap(net), images, images, None, config)
-    print("weights", surrogate.fingerprint(), flush=True)
+    print(f"weights {surrogate.fingerprint()}\n", end="", flush=True)  # in one piece: two processes write at once
     _check_what_is_sent()
