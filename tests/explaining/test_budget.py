@@ -46,7 +46,7 @@ def test_the_largest_rung_that_fits() -> None:
 
 
 def test_the_choice_is_said_recorded_and_reproduced(home: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "seconds_per_evaluation", lambda source, classes: 60 / 1500)
+    monkeypatch.setattr(budget, "seconds_per_evaluation", lambda *arguments: 60 / 1500)
     options = ["photos/0.png", "--bundle", bundle, "--method", "kernelshap", "--no-heatmaps"]
     chosen = _run(*options, "--json", "chosen.jsonl")
     assert chosen.exit_code == 0, chosen.output
