@@ -46,7 +46,7 @@ def test_the_largest_rung_that_fits() -> None:
 
 
 def test_the_choice_is_said_recorded_and_reproduced(home: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "seconds_per_evaluation", lambda source, classes: 60 / 1500)
+    monkeypatch.setattr(budget, "seconds_per_evaluation", lambda *arguments: 60 / 1500)
     options = ["photos/0.png", "--bundle", bundle, "--method", "kernelshap", "--no-heatmaps"]
     chosen = _run(*options, "--json", "chosen.jsonl")
     assert chosen.exit_code == 0, chosen.output
@@ -130,6 +130,7 @@ def test_blocks_of_patches_are_players(home: Path, bundle: Path) -> None:
     assert record["explained"][0]["values"] == pytest.approx(expected.values[0, :, 0].tolist(), abs=1e-6)
     for options, said in (
         (["--method", "exact", "--players", 0], "Error"),
+        (["--method", "exact", "--players", 4], "makes one player of all patches"),
         (["--players", 2], "--players belongs to other methods"),
     ):
         refused = _run("photos/0.png", "--bundle", bundle, *options)

@@ -31,23 +31,24 @@ LADDER = tuple(1024 << step for step in range(7))
 """Evaluations per image, 1,024 to 65,536."""
 SECONDS = {"cpu": 60.0, "cuda": 2.0}
 """What an image may take, by kind of device."""
-ENOUGH = 0.4
-"""Seconds of evaluations that are timed."""
+ENOUGH = {"cpu": 1.5, "cuda": 0.2}
+"""Seconds of evaluations that are timed: few at once are slower, one by one, than the thousands that follow."""
 MOST = 4096
 """Coalitions that are timed at once: as many as methods give to the net at a time."""
 
 
-def seconds_per_evaluation(source: Source, classes: int) -> float:
-    """Of the net and of the method's own work for so many classes, from timing both."""
+def seconds_per_evaluation(source: Source, classes: int, most: int = MOST) -> float:
+    """Of the net and of the method's own work for so many classes, from timing both; the net with ``most`` at once."""
     device, dtype = net_device_dtype(source.model.net)
     blank = torch.zeros(1, source.model.adapter.channels, *source.model.image_size, device=device, dtype=dtype)
     game = _game(source, blank)
-    generator = torch.Generator().manual_seed(0)
-    draw = shapley_kernel(game.num_players).sample(MOST, generator=generator).to(device)[None]
+    most = max(16, min(most, MOST))
+    law, generator = shapley_kernel(game.num_players), torch.Generator().manual_seed(0)
+    draw = law.sample(most + most % 2, paired=True, generator=generator).to(device)[None]
     game(draw[:, :8])  # the first call pays for what is set up once
     count, spent = 8, 0.0
-    while spent < ENOUGH and count < MOST:
-        count *= 2
+    while spent < ENOUGH[device.type] and count < most:
+        count = min(4 * count, most)
         start = time.perf_counter()
         game(draw[:, :count]).sum().item()  # waits for the device
         spent = time.perf_counter() - start

@@ -127,7 +127,7 @@ def _with_budget(
     device = source.model.device
     with working(terminal, "timing a few evaluations"):
         classes = wanted.count(source.model.num_classes)
-        seconds = budget.seconds_per_evaluation(source, classes)
+        seconds = budget.seconds_per_evaluation(source, classes, request.budget or budget.MOST)
         maps = classes if wanted.named else min(classes, MAPS)
         drawing = maps * budget.seconds_per_map(source) if _drawn(request, images) else 0.0
     chosen = request.budget or budget.choose(seconds, device)
