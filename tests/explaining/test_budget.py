@@ -130,6 +130,7 @@ def test_blocks_of_patches_are_players(home: Path, bundle: Path) -> None:
     assert record["explained"][0]["values"] == pytest.approx(expected.values[0, :, 0].tolist(), abs=1e-6)
     for options, said in (
         (["--method", "exact", "--players", 0], "Error"),
+        (["--method", "exact", "--players", 4], "makes one player of all patches"),
         (["--players", 2], "--players belongs to other methods"),
     ):
         refused = _run("photos/0.png", "--bundle", bundle, *options)

@@ -195,7 +195,8 @@ def _known_method(name: str, known: list[str]) -> None:
 
 def _method(name: str, model: MaskedModel, budget: int | None, players: int | None, **options: Any) -> Explains:
     if players is not None:
-        resolve(players, model.grid)  # what does not fit is known before an image is read
+        if resolve(players, model.grid).num_players < 2:
+            raise ValueError(f"--players {players} makes one player of all patches: give a smaller side")
         options["players"] = players
     try:
         made = method(name, model, **options)
