@@ -10,6 +10,8 @@ import vitshap
 ROOMS = [
     "_version",
     "compat",
+    "errors",
+    "devices",
     "files",
     "counter",
     "coalitions",

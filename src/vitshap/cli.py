@@ -63,7 +63,8 @@ def train(
     show_list: Annotated[bool, typer.Option("--list", help="Print the shipped recipes, and exit.")] = False,
 ) -> None:
     """From images and a net to an explainer: classifier, surrogate, explainer, as a recipe says."""
-    from vitshap.training.command import list_recipes, print_keys, user_errors
+    from vitshap.errors import user_errors
+    from vitshap.training.command import list_recipes, print_keys
     from vitshap.training.recipes import load_recipe
 
     with user_errors():

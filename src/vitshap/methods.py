@@ -8,7 +8,6 @@ result) is done once, here; a method itself only says how values come out of a g
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import inspect
@@ -22,6 +21,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, cast
 import torch
 from torch import Tensor
 
+from vitshap.errors import did_you_mean
 from vitshap.explanation import CaptumTarget, ClassLike, Explanation, InputShaped, PredictionBy, Unit, class_index
 from vitshap.game import Game
 from vitshap.players import Players, PlayersLike
@@ -146,7 +146,7 @@ def methods() -> list[str]:
 def method(name: str, model: ExplainableModel, /, **options: Any) -> Explains:
     """The method of this name for this model; call it with images. Unknown options are a ``TypeError``."""
     if name not in _TABLE:
-        raise ValueError(f'no method is named "{name}"{nearest(name, methods())}')
+        raise ValueError(f'no method is named "{name}"{did_you_mean(name, methods())}')
     if not (hasattr(model, "game") and hasattr(model, "prepare")):
         given = type(model).__name__
         if hasattr(model, "surrogate"):
@@ -157,7 +157,7 @@ def method(name: str, model: ExplainableModel, /, **options: Any) -> Explains:
     known = list(inspect.signature(factory).parameters)[1:]  # the first is the model
     for option in options:
         if option not in known:
-            raise TypeError(f'{name} has no option "{option}"{nearest(option, known)}')
+            raise TypeError(f'{name} has no option "{option}"{did_you_mean(option, known)}')
     return cast(Explains, factory(model, **options))
 
 
@@ -291,10 +291,3 @@ def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def nearest(word: str, known: Sequence[str]) -> str:
-    """The end of an error message about an unknown word: the known one that it resembles, or else all of them."""
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
-    near = near or [one for one in known if len(word) > 3 and one[:4] == word[:4]]
-    return f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(known)}"

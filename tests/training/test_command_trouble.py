@@ -16,10 +16,10 @@ from transformers import ViTConfig, ViTForImageClassification
 from typer.testing import CliRunner
 
 from tests.data import trees
+from vitshap import files
 from vitshap.cli import app
 from vitshap.data import load_data
 from vitshap.explainers import Explainer
-from vitshap.training import files
 from vitshap.training.loop import BEST
 from vitshap.training.nets import build_model
 from vitshap.training.recipes import load_recipe
@@ -212,7 +212,7 @@ def test_settings_that_cannot_work(setting: str, said: str, tmp_path: Path) -> N
 def test_a_signal_ends_a_command_in_the_midst_of_a_long_call(number: signal.Signals) -> None:
     program = """
 import signal, torch
-from vitshap.training.command import user_errors
+from vitshap.errors import user_errors
 signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the command does
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which jobs in the background of a shell ignore
 matrix = torch.rand(6000, 6000)

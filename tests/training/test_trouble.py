@@ -14,9 +14,10 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from tests.data import trees
 from tests.full_disk import full_disk
+from vitshap import files
 from vitshap.data import StreamedPixels
 from vitshap.models import MaskedModel, Preprocess, wrap
-from vitshap.training import checkpoints, files
+from vitshap.training import checkpoints
 from vitshap.training.batches import Images
 from vitshap.training.configs import ClassifierTraining, ExplainerTraining, SurrogateTraining, ValuesConfig
 from vitshap.training.explainer import fit_explainer, make_store

@@ -17,17 +17,6 @@ app = typer.Typer(help="Measure speed, as ratios within one run, and quality.", 
 console = Console()
 
 
-def device_named(name: str) -> Any:
-    """``auto`` is a GPU if there is one."""
-    import torch
-
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise typer.BadParameter("there is no CUDA device here", param_hint="--device")
-    return torch.device(name)
-
-
 def write_json(path: Path | None, content: dict[str, Any]) -> None:
     """Valid JSON: numbers that are not finite are null. Nothing, where no path is given."""
     if path is not None:
@@ -83,7 +72,7 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*arguments: Any, **options: Any) -> None:
-        from vitshap.training.command import user_errors
+        from vitshap.errors import user_errors
 
         with user_errors(resumes=False):
             command(*arguments, **options)

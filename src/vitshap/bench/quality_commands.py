@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from vitshap.bench.command import Pace, app, console, device_named, one_line_errors, write_json
+from vitshap.bench.command import Pace, app, console, one_line_errors, write_json
+from vitshap.devices import resolve_device
 
 # Options that `quality` and `ablation` share
 Data = Annotated[Path, typer.Argument(help="Folder or archive of images with the bundle's classes.")]
@@ -75,7 +76,7 @@ def bench_convergence(
     from vitshap.bench import convergence
     from vitshap.bench.machine import describe
 
-    where = device_named(device)
+    where = resolve_device(device)
     model, pixels = convergence.load(net, weights, [int(c) for c in classes.split(",") if c], data, images, where)
     if compiled:
         model.compile()
@@ -137,7 +138,7 @@ def bench_quality(
 
     if record:
         bundles.own_folder(bundle)  # known before anything is measured
-    where = device_named(device)
+    where = resolve_device(device)
     explainer = Explainer.from_pretrained(bundle, device=where)
     test = quality.open_data(explainer.surrogate, data, layout=layout, split=split, cache=cache).test
     evaluate = Evaluator(explainer.surrogate, compiled=compiled)
@@ -187,7 +188,7 @@ def bench_unknown(
 
     if record:
         bundles.own_folder(bundle)
-    model = Explainer.from_pretrained(bundle, device=device_named(device)).surrogate
+    model = Explainer.from_pretrained(bundle, device=resolve_device(device)).surrogate
     test = quality.open_data(model, data, layout=layout, split=split, cache=cache).test
     known = unknown.top_probabilities(model, test, count=images)
     tops = {}
@@ -236,7 +237,7 @@ def bench_ablation(
     from vitshap.explainers import Explainer
     from vitshap.training.values import Evaluator
 
-    where = device_named(device)
+    where = resolve_device(device)
     surrogate = Explainer.from_pretrained(bundle, device=where).surrogate
     splits = quality.open_data(surrogate, data, layout=layout, split=split, cache=cache)
     evaluate = Evaluator(surrogate)

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from vitshap.bench.command import Pace, app, console, device_named, write_json
+from vitshap.bench.command import Pace, app, console, write_json
+from vitshap.devices import resolve_device
 
 
 class ArchName(StrEnum):
@@ -58,7 +59,7 @@ def bench_coalitions(
     from vitshap.bench import coalitions as measuring
     from vitshap.bench.machine import describe
 
-    where = device_named(device)
+    where = resolve_device(device)
     result = measuring.measure(
         library.value,
         arch.value,
@@ -94,7 +95,7 @@ def bench_explain(
     from vitshap.bench import explain as measuring
     from vitshap.bench.machine import describe
 
-    where = device_named(device)
+    where = resolve_device(device)
     if bundle is not None and arch is not None:
         raise typer.BadParameter("--bundle and --arch exclude each other")
     try:
@@ -126,7 +127,7 @@ def bench_training(
     from vitshap.bench import training as measuring
     from vitshap.bench.machine import describe
 
-    where = device_named(device)
+    where = resolve_device(device)
     config = measuring.training_for(procedure.value, batch=batch, coalitions=coalitions, compiled=compiled)
     speed = measuring.measure(library.value, arch.value, config, where, steps=steps)
     hours = speed.hours(epochs, images, views * images * (coalitions + 1))
@@ -153,7 +154,7 @@ def bench_memory(
     from vitshap.bench.coalitions import measure_memory
     from vitshap.bench.machine import describe
 
-    where = device_named(device)
+    where = resolve_device(device)
     found = measure_memory(library.value, arch.value, where, coalitions)
     for name, mebibytes in found.items():
         console.print(f"{name}: {mebibytes:,.0f} MiB beyond net, input and output")

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from vitshap._version import __version__
+from vitshap.errors import first_line
 from vitshap.explainers import folders, weights
 from vitshap.explainers.card import write_card
 from vitshap.explainers.explainer import Explainer
@@ -88,7 +89,7 @@ def save(
     except (TypeError, ValueError) as error:
         if isinstance(error, BundleError):
             raise
-        raise BundleError(f"quality must be finite numbers and text by name: {folders.one_line(error)}") from error
+        raise BundleError(f"quality must be finite numbers and text by name: {first_line(error)}") from error
 
 
 def load(
@@ -148,7 +149,7 @@ def record(folder: str | os.PathLike[str], measured: dict[str, Any], /) -> None:
     try:
         folders.rewrite(place, config, write_card(config))
     except (TypeError, ValueError) as error:
-        raise BundleError(f"quality must be finite numbers and text by name: {folders.one_line(error)}") from error
+        raise BundleError(f"quality must be finite numbers and text by name: {first_line(error)}") from error
 
 
 @contextmanager
@@ -162,7 +163,7 @@ def _as_bundle_error(folder: Path) -> Iterator[None]:
     except KeyError as error:
         raise BundleError(f"{folder / folders.CONFIG} is incomplete: there is no {error}") from error
     except Exception as error:  # libraries that build nets have errors of their own
-        raise BundleError(f"what {folder} describes cannot be built: {folders.one_line(error)}") from error
+        raise BundleError(f"what {folder} describes cannot be built: {first_line(error)}") from error
 
 
 def _explainer(folder: Path, surrogate: MaskedModel, config: dict[str, Any]) -> Explainer:

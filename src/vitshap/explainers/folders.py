@@ -21,6 +21,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor
 
 from vitshap._version import __version__
+from vitshap.errors import first_line
 
 FORMAT = "vitshap.explainer"
 VERSION = 1
@@ -66,7 +67,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     except RecursionError as error:
         raise BundleError(f"{folder / CONFIG} cannot be read: its values are nested too deeply") from error
     except (OSError, ValueError) as error:
-        raise BundleError(f"{folder / CONFIG} cannot be read: {one_line(error)}") from error
+        raise BundleError(f"{folder / CONFIG} cannot be read: {first_line(error)}") from error
     kind = config.get("format") if isinstance(config, dict) else None
     if kind != FORMAT:
         what = config.get("architectures") or config.get("model_type") if isinstance(config, dict) else None
@@ -95,14 +96,14 @@ def read_tensors(folder: Path, file: str, config: dict[str, Any]) -> dict[str, T
     try:
         data = _read(folder / file)  # once: what is hashed is what is used
     except OSError as error:
-        raise BundleError(f"{folder / file} is missing or cannot be read: {one_line(error)}") from error
+        raise BundleError(f"{folder / file} is missing or cannot be read: {first_line(error)}") from error
     got = hashlib.sha256(data).hexdigest()
     if got != expected:
         raise BundleError(f"{folder / file} is damaged: its SHA-256 is {got[:12]}..., expected {expected[:12]}...")
     try:
         return load(data)
     except SafetensorError as error:
-        raise BundleError(f"{folder / file} is not a safetensors file: {one_line(error)}") from error
+        raise BundleError(f"{folder / file} is not a safetensors file: {first_line(error)}") from error
 
 
 def write(
@@ -130,7 +131,7 @@ def write(
             shutil.copymode(partial / CONFIG, partial / file)  # safetensors lets nobody but its owner read
         _take_place(partial, final)
     except (OSError, SafetensorError) as error:
-        raise OSError(f"{final} could not be written ({one_line(error)}); what was there is untouched") from error
+        raise OSError(f"{final} could not be written ({first_line(error)}); what was there is untouched") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return final
@@ -155,11 +156,6 @@ def check_free(folder: Path, *, overwrite: bool) -> None:
         raise BundleError(f"{folder} exists already: give overwrite=True to replace it, or another folder")
     if any(folder.iterdir()):
         read_config(folder)
-
-
-def one_line(error: BaseException) -> str:
-    """What an error says, without its line breaks and indentation."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _read(path: Path) -> bytes:
@@ -206,5 +202,5 @@ def _from_hub(name: str) -> Path:
         known = ", ".join(shipped()) or "there are none"
         raise BundleError(
             f"{name!r} is neither a folder here nor a shipped explainer ({known}), and it cannot be fetched from the "
-            f"Hugging Face hub: {one_line(error)}"
+            f"Hugging Face hub: {first_line(error)}"
         ) from error

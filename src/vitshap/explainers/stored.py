@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitshap.explainers.folders import BundleError, one_line, read_tensors
+from vitshap.errors import first_line
+from vitshap.explainers.folders import BundleError, read_tensors
 from vitshap.models import MaskedModel, Preprocess, wrap
 from vitshap.models.architecture import build, describe, shapes
 from vitshap.models.base import fingerprint, unwrapped
@@ -39,7 +40,7 @@ def describe_model(model: MaskedModel) -> dict[str, Any]:
     try:
         net = describe(unwrapped(model.net))
     except ValueError as error:
-        raise BundleError(one_line(error)) from error
+        raise BundleError(first_line(error)) from error
     plain = torch.equal(players.labels.cpu(), patches(model.grid).labels)
     wrapping = {
         "output": model.output,

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vitshap.compat import make_torchvision_importable
-from vitshap.explainers.folders import CONFIG, HUB_ID, one_line
+from vitshap.errors import first_line
+from vitshap.explainers.folders import CONFIG, HUB_ID
 from vitshap.models import MaskedModel
 from vitshap.models.base import Adapter, evaluating, unwrapped
 from vitshap.models.convert import as_transformers
@@ -73,7 +74,7 @@ def pretrained(name: str, trunk: nn.Module, adapter: Adapter, read: set[str]) ->
             return _timm_weights(name, trunk, adapter) if of_timm else _transformers_weights(place, read)
     except Exception as error:  # a download that fails comes as one of many types
         own_code = "trust_remote_code" in str(error)
-        why = "it needs Python code of its own, which is never run" if own_code else one_line(error)
+        why = "it needs Python code of its own, which is never run" if own_code else first_line(error)
         raise ValueError(f"init: the pre-trained net {name!r} cannot be loaded: {why}") from error
 
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from PIL import Image
 
+from vitshap.devices import resolve_device
 from vitshap.explaining import budget, spoken
 from vitshap.explaining.nets import load_model
 from vitshap.explaining.outputs import MAPS, Heatmaps, JsonLines, ParquetRows, refuse_foreign_report, with_drawn_classes
@@ -200,7 +201,7 @@ def _photos(request: Request) -> Found:
 
 
 def _source(request: Request) -> Source:
-    device = _device(request.device)
+    device = resolve_device(request.device)
     if request.weights is not None and request.model is None:
         raise ValueError("--weights are those of a net: name it with --model")
     options: dict[str, Any] = {"method_name": request.method, "budget": request.budget, "players": request.players}
@@ -211,22 +212,6 @@ def _source(request: Request) -> Source:
         return open_model(request.model, weights=request.weights, **options)
     classifier, _ = load_model(request.model, request.weights)  # the bundle must have been made for it
     return open_bundle(request.bundle, classifier=classifier, **options)
-
-
-def _device(name: str) -> str:
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind = torch.device(name).type
-    except RuntimeError as error:
-        raise ValueError(f"--device is auto, cpu or cuda; got {name!r}") from error
-    if kind not in BATCHES:
-        raise ValueError(f"--device is auto, cpu or cuda; got {name!r}")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: there is no CUDA device here")
-    return name
 
 
 def _sinks(

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from vitshap import files
 from vitshap.data import ImageData, Splits
 from vitshap.files import LOCK
-from vitshap.training import files
 from vitshap.training.recipes import Recipe
 from vitshap.training.settings import differing_keys, from_plain, read_yaml, to_plain, to_yaml
 

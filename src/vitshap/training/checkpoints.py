@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitshap.training import files
+from vitshap import files
 
 FORMAT = "vitshap.checkpoint"
 VERSION = 1

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from vitshap.training.files import misfit
+from vitshap.errors import first_line
+from vitshap.files import read_tensors, state_difference
 from vitshap.training.recipes import ModelSettings
 
 _OF_A_WRAPPED_NET = "net."
@@ -19,13 +18,10 @@ _OF_A_WRAPPED_NET = "net."
 
 def read_state(path: str) -> dict[str, Tensor]:
     """The tensors of a safetensors file, in float32; ``best.safetensors`` of a training of ours is one."""
-    file = Path(os.path.expanduser(path))
-    if not file.is_file():  # a pipe would never end
-        raise ValueError(f"model.weights: {path} cannot be read as safetensors (there is no such file)")
     try:
-        state = load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"model.weights: {path} cannot be read as safetensors ({one_line(error)})") from error
+        state = read_tensors(Path(os.path.expanduser(path)))
+    except ValueError as error:
+        raise ValueError(f"model.weights: {first_line(error)}") from error
     ours = all(name.startswith(_OF_A_WRAPPED_NET) for name in state)
     return {name.removeprefix(_OF_A_WRAPPED_NET) if ours else name: value.float() for name, value in state.items()}
 
@@ -37,7 +33,7 @@ def load_state(net: nn.Module, state: dict[str, Tensor], settings: ModelSettings
     for name in [name for name in state if name.startswith(("head.", "head_dist."))]:
         if name in own and own[name].shape != state[name].shape:
             state[name] = own[name]
-    if odd := misfit(own, state):
+    if odd := state_difference(own, state):
         raise ValueError(f"model.weights: {settings.weights} does not hold the weights of {settings.name}: {odd}")
     net.load_state_dict(state)
 
@@ -55,8 +51,3 @@ def keep_rows(net: Any, rows: tuple[int, ...], classes: int) -> None:
     with torch.no_grad():
         net.head.weight.copy_(weight[list(rows)])
         net.head.bias.copy_(bias[list(rows)])
-
-
-def one_line(error: BaseException) -> str:
-    """The first sentence of a message that may be many lines long."""
-    return str(error).strip().partition("\n")[0][:200]

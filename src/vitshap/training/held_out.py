@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from vitshap.coalitions import CoalitionLaw, Coalitions, shapley_kernel
 from vitshap.data import CachedPixels, sample_coalitions
 from vitshap.explainers import Explainer
-from vitshap.training import files
+from vitshap.files import read_tensors, write_tensors
 from vitshap.training.batches import Images
 from vitshap.training.fit import VALIDATION
 from vitshap.training.noise import NO_WEIGHTS, Plan, Weighing, weighted_halves
@@ -99,11 +100,13 @@ class HeldOut:
     def _stored(self, path: Path, evaluate: Evaluator) -> dict[str, Tensor]:
         """From the file if it is of the same surrogate, images and coalitions; else computed and written."""
         made_of = self._made_of(evaluate)
-        stored = files.read_tensors_of(path, made_of) if made_of else None
+        stored = None
+        with suppress(ValueError):  # missing, damaged, or of another surrogate
+            stored = read_tensors(path, {"made_of": made_of}) if made_of else None
         if stored is not None:
             return {name: tensor.to(evaluate.model.device) for name, tensor in stored.items()}
         found = self._evaluated(evaluate)
-        files.write_tensors(path, found, made_of)
+        write_tensors(path, found, {"made_of": made_of})
         return found
 
     def _made_of(self, evaluate: Evaluator) -> str:

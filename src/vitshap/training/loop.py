@@ -23,8 +23,10 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from vitshap import files
 from vitshap.counter import shuffled
-from vitshap.training import checkpoints, files, processes
+from vitshap.errors import CommandError
+from vitshap.training import checkpoints, processes
 from vitshap.training.board import Board, progress_bar
 from vitshap.training.processes import kept_random_state, seed_device
 from vitshap.training.unread import UnreadLoss
@@ -49,7 +51,7 @@ def number(value: N | Auto) -> N:
     return value
 
 
-class TrainingDiverged(RuntimeError):
+class TrainingDiverged(CommandError):
     """The loss is not finite; the message names step, learning rate and the last good checkpoint."""
 
 

@@ -18,8 +18,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vitshap.data import ImageData
+from vitshap.errors import first_line
 from vitshap.models import MaskedModel, Preprocess, wrap
-from vitshap.training.given_weights import keep_rows, load_state, one_line, read_state
+from vitshap.training.given_weights import keep_rows, load_state, read_state
 from vitshap.training.processes import kept_random_state
 from vitshap.training.recipes import ModelSettings
 
@@ -129,7 +130,7 @@ def _timm(
         if not pretrained:
             raise
         raise ValueError(
-            f"the pre-trained weights of {name} cannot be had ({one_line(error)}): give a file with "
+            f"the pre-trained weights of {name} cannot be had ({first_line(error)}): give a file with "
             "--set model.weights=PATH, or begin with random ones with --set model.pretrained=false"
         ) from error
     if settings.fresh_head == "torch" and not keep_head and rows is None:
@@ -175,7 +176,7 @@ def _transformers(
         preprocess = _processor(settings.name, (side, side) if side else None, _pair(config.image_size))
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
         own_code = "trust_remote_code" in str(error)
-        why = "it needs Python code of its own, which is never run" if own_code else one_line(error)
+        why = "it needs Python code of its own, which is never run" if own_code else first_line(error)
         raise ValueError(f"the model {settings.name!r} cannot be loaded with transformers: {why}") from error
     if getattr(config, "num_channels", data.channels) != data.channels:
         raise ValueError(
@@ -198,7 +199,7 @@ def _read_by_transformers(name: str) -> Iterator[None]:
     except ValueError:
         raise
     except Exception as error:
-        why = f"{type(error).__name__}: {one_line(error)}"
+        why = f"{type(error).__name__}: {first_line(error)}"
         raise ValueError(f"the model {name!r} cannot be loaded with transformers: {why}") from error
     finally:
         logging.set_verbosity(level)

@@ -22,12 +22,14 @@ from accelerate import PartialState
 from rich.console import Console
 from torch import nn
 
+from vitshap import files
 from vitshap.data import PixelSource, Splits, load_data, open_pixels, require_a_batch
 from vitshap.data.items import Unreadable
+from vitshap.devices import resolve_device
 from vitshap.explainers import Explainer
 from vitshap.files import locked_folder
 from vitshap.models import MaskedModel
-from vitshap.training import files, timing
+from vitshap.training import timing
 from vitshap.training.batches import decodes_by
 from vitshap.training.begun import DONE, STAGES, check_folder, check_images, note
 from vitshap.training.configs import suited
@@ -61,7 +63,7 @@ def run(
     check_folder(recipe, out, resume=resume)
     state = _processes(device)
     # Where the caller has an Accelerator for another device, what was asked for here counts.
-    place = state.device if state.num_processes > 1 else torch.device(_device(device))
+    place = state.device if state.num_processes > 1 else resolve_device(device)
     if not state.is_main_process or console is None:
         console = Console(quiet=True)
     alone = locked_folder(out) if state.is_main_process else nullcontext()
@@ -176,20 +178,9 @@ def _opened(model: MaskedModel, splits: Splits) -> list[PixelSource]:
 
 def _processes(device: str | torch.device) -> Any:
     """accelerate's view of the processes."""
-    name = _device(device)
-    join(torch.device(name))
-    return PartialState(cpu=name == "cpu")
-
-
-def _device(device: str | torch.device) -> str:
-    name = str(device)
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda"):
-        raise ValueError(f"the device is auto, cpu or cuda, got {name}")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("there is no CUDA device here: use --device cpu")
-    return name
+    place = resolve_device(device)
+    join(place)
+    return PartialState(cpu=place.type == "cpu")
 
 
 def _with_numbers(recipe: Recipe, model: MaskedModel, samples: int) -> Recipe:

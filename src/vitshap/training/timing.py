@@ -22,6 +22,7 @@ import torch
 from accelerate import PartialState
 from torch import Tensor
 
+from vitshap import files
 from vitshap.coalitions import shapley_kernel, uniform_size
 from vitshap.data import (
     Augmentation,
@@ -37,7 +38,6 @@ from vitshap.data.items import Unreadable
 from vitshap.data.pixels import free_bytes
 from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel
-from vitshap.training import files
 from vitshap.training.batches import Images, decodes_by
 from vitshap.training.configs import ExplainerTraining
 from vitshap.training.explainer import PaperStep, network_config
