@@ -71,6 +71,10 @@ class AttentionOverride(TorchFunctionMode):
             )
         return self.attend(query, key, value, attn_mask, scale, dropout_p)
 
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The projections of ``nn.MultiheadAttention``; subclasses may change their backward pass."""
+        return F.linear(x, weight, bias)
+
     def _multi_head(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         """Self-attention of ``nn.MultiheadAttention``: its own projections, around ``attend``."""
         call = _MULTI_HEAD.bind(*args, **kwargs).arguments
@@ -81,14 +85,14 @@ class AttentionOverride(TorchFunctionMode):
             )
         length, n, width = x.shape
         heads: int = call["num_heads"]
-        projected = F.linear(x, call["in_proj_weight"], call["in_proj_bias"])
+        projected = self.linear(x, call["in_proj_weight"], call["in_proj_bias"])
         q, k, v = (
             part.view(length, n, heads, width // heads).permute(1, 2, 0, 3) for part in projected.chunk(3, dim=-1)
         )
         dropout = call["dropout_p"] if call.get("training", True) else 0.0
         out = self.attend(q, k, v, call.get("attn_mask"), None, dropout)
         out = out.permute(2, 0, 1, 3).reshape(length, n, width)
-        return F.linear(out, call["out_proj_weight"], call["out_proj_bias"]), None
+        return self.linear(out, call["out_proj_weight"], call["out_proj_bias"]), None
 
 
 _MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)

@@ -1,0 +1,306 @@
+"""Run a model's own forward pass while single operations get another backward pass.
+
+A torch-function mode sees every operation of the forward pass. It returns the same value, with a backward pass that follows the
+rules of an attribution method, and records the attention weights. The model is neither patched nor hooked: the mode
+belongs to its thread and ends with an exception.
+
+Parameters are detached when an operation receives them, so ``requires_grad`` of a tensor means that it depends on the image. This
+distinguishes a residual connection from an added bias, and a gated product from a layer scale. ``.grad`` and ``requires_grad`` of the
+parameters are never written.
+
+With relevance rules, the backward pass carries g = R / x, relevance divided by activation. Operations without a rule (views,
+concatenation, scaling, added positions) then follow LRP-0, R_in = x * J^T (R_out / y), without further code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from vitshap.models.attention import AttentionOverride
+from vitshap.models.base import Adapter, evaluating
+
+Leaf: TypeAlias = Literal["embedding", "pixels"]
+
+NUMBERS_AT_ONCE = 2**27
+"""Bound on the numbers that a backward pass over several classes holds; 512 MiB in float32."""
+
+
+class Rules:
+    """The backward pass of each operation; this class has the plain gradient, subclasses override some methods.
+
+    ``x``, ``a`` and ``b`` are tensors that depend on the image unless stated otherwise.
+    """
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return ``x @ weight.T + bias``."""
+        return F.linear(x, weight, bias)
+
+    def norm(self, x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool) -> Tensor:
+        """Return ``y``, the layer norm (``centred``) or RMS norm of ``x`` over its last axis."""
+        return y
+
+    def activation(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return ``y``, an elementwise non-linearity of ``x``."""
+        return y
+
+    def gate(self, y: Tensor) -> Tensor:
+        """Return ``y``, the output of a sigmoid or a reciprocal root, or a denominator."""
+        return y
+
+    def factor(self, a: Tensor) -> Tensor:
+        """Return ``a``, one of two factors that both depend on the image."""
+        return a
+
+    def scores(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
+        """Return attention scores ``q @ k.T * scale``; a learned query does not depend on the image."""
+        return self.factor(q) @ self.factor(k).transpose(-2, -1) * scale if q.requires_grad else q @ k.mT * scale
+
+    def softmax(self, scores: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the attention weights."""
+        return (scores if bias is None else scores + bias).softmax(-1)
+
+    def mix(self, weights: Tensor, v: Tensor) -> Tensor:
+        """Return ``weights @ v``."""
+        return self.factor(weights) @ self.factor(v)
+
+    def residual(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return ``a + b``, two tensors of equal shape with 2 or 3 axes."""
+        return a + b
+
+    def token_mean(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return ``y``, the mean of ``x`` over its second of three axes."""
+        return y
+
+
+@dataclass
+class Trace:
+    """A recorded forward pass; all tensors are part of one graph."""
+
+    leaf: Tensor
+    """What the graph starts from: the patch embedding ``[B, D, rows, columns]``, or the pixels."""
+    logits: Tensor
+    """``[B, K]``."""
+    attention: list[Tensor] = field(default_factory=list)
+    """Attention weights ``[B, H, queries, keys]`` in the order of computation: blocks, then a pooling head if there is one."""
+    tokens: Tensor | None = None
+    """Tokens after the last block, ``[B, prefix + N, D]``."""
+    normed: Tensor | None = None
+    """Layer-normed input of the last block's attention, ``[B, prefix + N, D]``."""
+
+
+def trace(
+    adapter: Adapter,
+    pixels: Tensor,
+    rules: Rules | None = None,
+    *,
+    leaf: Leaf = "embedding",
+    dtype: torch.dtype | None = None,
+    replace: Callable[[Tensor], Tensor] | None = None,
+) -> Trace:
+    """Run the model on ``pixels`` and record the graph from ``leaf`` to the logits.
+
+    ``dtype`` computes in another precision than the model's own; ``replace`` changes the leaf before it is used.
+    """
+    pixels = pixels.detach().clone().to(dtype or pixels.dtype)  # a clone, for tensors made in inference mode
+    with torch.inference_mode(False), torch.enable_grad(), evaluating(adapter.net), adapter.ready():
+        if leaf == "pixels":
+            pixels = (pixels if replace is None else replace(pixels)).requires_grad_()
+        mode = _Interception(adapter, rules or Rules(), leaf, dtype, replace)
+        with mode:
+            logits = adapter.predict(pixels)
+    found = mode.leaf if leaf == "embedding" else pixels
+    if found is None:
+        raise ValueError(f"{type(adapter.net).__name__} has no patch convolution, which this method starts from")
+    return Trace(found, logits, mode.attention, mode.tokens, mode.normed)
+
+
+def patch_embedding(adapter: Adapter, pixels: Tensor) -> Tensor:
+    """Compute the output of the patch convolution, ``[B, D, rows, columns]``."""
+
+    class Found(Exception):
+        pass
+
+    found: list[Tensor] = []
+
+    def stop(embedding: Tensor) -> Tensor:
+        found.append(embedding)
+        raise Found
+
+    try:
+        trace(adapter, pixels, replace=stop)
+    except Found:
+        pass
+    return found[0]
+
+
+def gradients(
+    output: Tensor, wanted: list[Tensor], seeds: Tensor, *, at_once: int | None = None
+) -> Iterator[tuple[Tensor, ...]]:
+    """Yield vector-Jacobian products of ``output`` (``[B, K]``) for ``seeds`` (``[T, B, K]``), ``[t, *shape]`` per wanted tensor.
+
+    ``at_once``: how many of the T seeds to compute in one backward pass; by default as many as fit into memory.
+    """
+    if at_once is None:
+        held = sum(tensor.numel() for tensor in wanted)
+        at_once = max(1, NUMBERS_AT_ONCE // max(1, held))
+
+    def product(seed: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(output, wanted, seed, retain_graph=True, materialize_grads=True)
+
+    for part in seeds.split(at_once):
+        # torch.vmap, and not is_grads_batched=True, whose older implementation computes some operations one by one
+        yield torch.vmap(product)(part) if len(part) > 1 else tuple(one[None] for one in product(part[0]))
+
+
+def one_hot_seeds(targets: Tensor, output: Tensor) -> Tensor:
+    """Return seeds ``[T, B, K]`` that select the classes ``targets`` (int64 ``[B, T]``) of ``output`` (``[B, K]``)."""
+    return F.one_hot(targets.T, output.shape[1]).to(output)
+
+
+class _Interception(AttentionOverride):
+    def __init__(
+        self,
+        adapter: Adapter,
+        rules: Rules,
+        leaf: Leaf,
+        dtype: torch.dtype | None,
+        replace: Callable[[Tensor], Tensor] | None,
+    ) -> None:
+        super().__init__(self._attention)
+        self.rules, self.dtype, self.replace = rules, dtype, replace
+        self.depth = len(adapter.blocks)
+        self.length = adapter.prefix + adapter.grid[0] * adapter.grid[1]
+        self.wants_leaf = leaf == "embedding"
+        self.leaf: Tensor | None = None
+        self.attention: list[Tensor] = []
+        self.tokens: Tensor | None = None
+        self.normed: Tensor | None = None
+        self._last_norm: Tensor | None = None
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in ("__get__", "__set__"):
+            return func(*args, **(kwargs or {}))
+        args, kwargs = tree_map(self._prepared, (args, kwargs or {}))
+        if self.dtype is not None and name == "float":
+            return args[0].to(self.dtype)
+        answer = _ANSWERS.get(name.strip("_"))
+        if answer is None:
+            return super().__torch_function__(func, types, args, kwargs)
+        return answer(self, func, args, kwargs)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self.rules.linear(x, weight, bias) if x.requires_grad else F.linear(x, weight, bias)
+
+    def _prepared(self, argument: Any) -> Any:
+        """Detach parameters; widen floating-point tensors, and the types that they are converted to."""
+        if isinstance(argument, nn.Parameter):
+            argument = argument.detach()
+        if self.dtype is not None:
+            if isinstance(argument, Tensor) and argument.is_floating_point():
+                return argument.to(self.dtype)
+            if isinstance(argument, torch.dtype) and argument.is_floating_point:
+                return self.dtype
+        return argument
+
+    def _attention(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float
+    ) -> Tensor:
+        scores = self.rules.scores(q, k, q.shape[-1] ** -0.5 if scale is None else scale)
+        weights = self.rules.softmax(scores, bias)
+        self.attention.append(weights)
+        if len(self.attention) == self.depth:
+            self.normed = self._last_norm
+        return self.rules.mix(weights, v)
+
+    def _conv2d(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        output = func(*args, **kwargs)
+        if self.wants_leaf and self.leaf is None:
+            output = output.detach()
+            self.leaf = output = (output if self.replace is None else self.replace(output)).requires_grad_()
+        return output
+
+    def _linear(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.linear(*args, **{"x" if key == "input" else key: value for key, value in kwargs.items()})
+
+    def _layer_norm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._norm(func, args, kwargs, centred=True)
+
+    def _rms_norm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._norm(func, args, kwargs, centred=False)
+
+    def _norm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, centred: bool) -> Any:
+        names = ("input", "normalized_shape", "weight", *(("bias",) if centred else ()), "eps")
+        call = {**dict(zip(names, args, strict=False)), **kwargs}
+        x, y = call["input"], func(*args, **kwargs)
+        if x.requires_grad:
+            eps = call.get("eps")
+            default = 1e-5 if centred else torch.finfo(x.dtype).eps
+            y = self.rules.norm(x, y, call.get("weight"), call.get("bias"), default if eps is None else eps, centred)
+        if y.ndim == 3 and y.shape[1] == self.length:
+            self._last_norm = y
+        return y
+
+    def _activation(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x = args[0] if args else kwargs["input"]
+        if not x.requires_grad:
+            return func(*args, **kwargs)
+        before = x.clone() if kwargs.get("inplace") else x
+        return self.rules.activation(before, func(*args, **kwargs))
+
+    def _gate(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.rules.gate(func(*args, **kwargs))
+
+    def _divide(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) == 2 and isinstance(args[1], Tensor) and args[1].requires_grad:
+            args = (args[0], self.rules.gate(args[1]))
+        return func(*args, **kwargs)
+
+    def _multiply(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) == 2 and _both_of_image(args):
+            args = (self.rules.factor(args[0]), self.rules.factor(args[1]))
+        return func(*args, **kwargs)
+
+    def _add(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) != 2 or not _both_of_image(args) or args[0].shape != args[1].shape or args[0].ndim not in (2, 3):
+            return func(*args, **kwargs)
+        total = self.rules.residual(*args)
+        if total.ndim == 3 and total.shape[1] == self.length:
+            self.tokens = total
+        return total
+
+    def _mean(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        y = func(*args, **kwargs)
+        x = args[0] if args else kwargs["input"]
+        axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
+        if x.requires_grad and x.ndim == 3 and y.shape == (x.shape[0], x.shape[2]) and axis in (1, -2, [1], (1,)):
+            return self.rules.token_mean(x, y)
+        return y
+
+
+def _both_of_image(args: tuple[Any, ...]) -> bool:
+    return all(isinstance(one, Tensor) and one.requires_grad for one in args)
+
+
+_ANSWERS: dict[str, Callable[..., Any]] = {
+    "conv2d": _Interception._conv2d,
+    "linear": _Interception._linear,
+    "layer_norm": _Interception._layer_norm,
+    "rms_norm": _Interception._rms_norm,
+    **dict.fromkeys(("gelu", "silu", "relu", "leaky_relu", "hardswish", "mish", "tanh"), _Interception._activation),
+    **dict.fromkeys(("sigmoid", "rsqrt"), _Interception._gate),
+    **dict.fromkeys(("div", "truediv", "true_divide"), _Interception._divide),
+    **dict.fromkeys(("mul", "rmul", "imul", "multiply"), _Interception._multiply),
+    **dict.fromkeys(("add", "radd", "iadd"), _Interception._add),
+    "mean": _Interception._mean,
+}
+"""Operation -> how it is computed. One operation is several functions: ``add``, ``add_``, ``__add__``, ``__iadd__``, ``__radd__``."""
