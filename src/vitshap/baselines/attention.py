@@ -108,7 +108,7 @@ def block_attention(found: Trace, adapter: Adapter) -> list[Tensor]:
 
 
 def read_row(found: Trace, adapter: Adapter) -> Tensor:
-    """Return how much the head reads of each token after the last block, ``[B, 1, L]``: its pooling's attention if it has one."""
+    """Return how much the head reads of each token, ``[B, 1, L]``; the attention of its pooling if it has one."""
     pooling = found.attention[len(adapter.blocks) :]
     if pooling:
         return _padded(pooling[-1].mean((1, 2)), adapter)[:, None]
@@ -119,7 +119,7 @@ def read_row(found: Trace, adapter: Adapter) -> Tensor:
 def roll_out(layers: list[Tensor], found: Trace, adapter: Adapter, row: Tensor | None = None) -> Tensor:
     """Multiply ``row`` (``[t, B, L]``) with the product of (I + layer), last layer first: ``[t, B, L]``.
 
-    ``layers`` are ``[t, B, L, L]`` per block, and one more for a pooling head, whose mean row is used where no row is given.
+    ``layers`` are ``[t, B, L, L]`` per block, then one of a pooling head if there is one, whose mean is the default row.
     """
     depth = len(adapter.blocks)
     if row is None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitshap.baselines.interception import NUMBERS_AT_ONCE, Leaf, gradients, one_hot_seeds, patch_embedding, trace
 from vitshap.methods.base import TokenMethod, image_generators
+from vitshap.models.base import apply_link
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +28,7 @@ class GradientMethod(TokenMethod):
         """Yield gradients ``[t, B, *leaf]`` for a few of the T classes at a time, with the leaf changed by ``replace``."""
         found = trace(self.model.adapter, pixels, leaf=self.level, replace=replace)
         with torch.inference_mode(False), torch.enable_grad():
-            output = self.model.link(found.logits)
+            output = apply_link(found.logits, self.model.output)
         for (grads,) in gradients(output, [found.leaf], one_hot_seeds(targets, output)):
             if not bool(torch.isfinite(grads).all()):
                 raise ValueError(f"{self.name}: the gradient of the model's output is not finite")
@@ -42,7 +43,7 @@ class GradientMethod(TokenMethod):
         rows, columns = self.model.adapter.grid
         scores = scores.sum(2)  # channels
         height, width = scores.shape[-2] // rows, scores.shape[-1] // columns
-        return scores.unflatten(-1, (columns, width)).unflatten(-3, (rows, height)).sum((-3, -1)).flatten(-2)
+        return scores.reshape(*scores.shape[:2], rows, height, columns, width).sum((3, 5)).flatten(2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +77,8 @@ class NoisyGradients(GradientMethod):
         # every class needs two sums of the leaf's size, over all draws
         at_once = max(1, NUMBERS_AT_ONCE // (2 * leaf.numel()))
         maps = []
-        for part in targets.split(at_once, dim=1):
+        for start in range(0, targets.shape[1], at_once):
+            part = targets[:, start : start + at_once]
             total, squares = leaf.new_zeros(()), leaf.new_zeros(())
             for draw in noise:
                 found = torch.cat(list(self.gradient_parts(pixels, part, lambda x, draw=draw: x + draw))).abs()  # type: ignore[misc]

@@ -1,20 +1,21 @@
 """Run a model's own forward pass while single operations get another backward pass.
 
-A torch-function mode sees every operation of the forward pass. It returns the same value, with a backward pass that follows the
-rules of an attribution method, and records the attention weights. The model is neither patched nor hooked: the mode
-belongs to its thread and ends with an exception.
+A torch-function mode sees every operation of the forward pass. It returns the same value, with a backward pass that
+follows the rules of an attribution method, and records the attention weights. The model is neither patched nor hooked:
+the mode belongs to its thread, and an exception ends it.
 
-Parameters are detached when an operation receives them, so ``requires_grad`` of a tensor means that it depends on the image. This
-distinguishes a residual connection from an added bias, and a gated product from a layer scale. ``.grad`` and ``requires_grad`` of the
-parameters are never written.
+Parameters are detached when an operation receives them, so ``requires_grad`` of a tensor means that it depends on the
+image. This distinguishes a residual connection from an added bias, and a gated product from a layer scale. ``.grad`` and
+``requires_grad`` of the parameters are never written.
 
-With relevance rules, the backward pass carries g = R / x, relevance divided by activation. Operations without a rule (views,
-concatenation, scaling, added positions) then follow LRP-0, R_in = x * J^T (R_out / y), without further code.
+With relevance rules, the backward pass carries g = R / x, relevance divided by activation. Operations without a rule
+(views, concatenation, scaling, added positions) then follow LRP-0, R_in = x * J^T (R_out / y), without further code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -42,7 +43,9 @@ class Rules:
         """Return ``x @ weight.T + bias``."""
         return F.linear(x, weight, bias)
 
-    def norm(self, x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool) -> Tensor:
+    def norm(
+        self, x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool
+    ) -> Tensor:
         """Return ``y``, the layer norm (``centred``) or RMS norm of ``x`` over its last axis."""
         return y
 
@@ -88,7 +91,7 @@ class Trace:
     logits: Tensor
     """``[B, K]``."""
     attention: list[Tensor] = field(default_factory=list)
-    """Attention weights ``[B, H, queries, keys]`` in the order of computation: blocks, then a pooling head if there is one."""
+    """Attention weights ``[B, H, queries, keys]`` in order: blocks, then a pooling head if there is one."""
     tokens: Tensor | None = None
     """Tokens after the last block, ``[B, prefix + N, D]``."""
     normed: Tensor | None = None
@@ -133,17 +136,15 @@ def patch_embedding(adapter: Adapter, pixels: Tensor) -> Tensor:
         found.append(embedding)
         raise Found
 
-    try:
+    with suppress(Found):
         trace(adapter, pixels, replace=stop)
-    except Found:
-        pass
     return found[0]
 
 
 def gradients(
     output: Tensor, wanted: list[Tensor], seeds: Tensor, *, at_once: int | None = None
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Yield vector-Jacobian products of ``output`` (``[B, K]``) for ``seeds`` (``[T, B, K]``), ``[t, *shape]`` per wanted tensor.
+    """Yield vector-Jacobian products of ``output`` (``[B, K]``) for ``seeds`` ``[T, B, K]``: ``[t, *shape]`` per tensor.
 
     ``at_once``: how many of the T seeds to compute in one backward pass; by default as many as fit into memory.
     """
@@ -154,7 +155,8 @@ def gradients(
     def product(seed: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(output, wanted, seed, retain_graph=True, materialize_grads=True)
 
-    for part in seeds.split(at_once):
+    for start in range(0, len(seeds), at_once):
+        part = seeds[start : start + at_once]
         # torch.vmap, and not is_grads_batched=True, whose older implementation computes some operations one by one
         yield torch.vmap(product)(part) if len(part) > 1 else tuple(one[None] for one in product(part[0]))
 
@@ -303,4 +305,4 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("add", "radd", "iadd"), _Interception._add),
     "mean": _Interception._mean,
 }
-"""Operation -> how it is computed. One operation is several functions: ``add``, ``add_``, ``__add__``, ``__iadd__``, ``__radd__``."""
+"""Operation -> how it is computed; ``add`` stands for ``add_``, ``__add__``, ``__iadd__`` too."""

@@ -1,28 +1,120 @@
 """Relevance propagation: LRP (Chefer, Gur & Wolf 2021), AttnLRP (Achtibat et al. 2024) and LibraGrad (Mehri et al. 2025).
 
-Each method is a set of rules for the backward pass (see ``interception``). What flows backward is relevance divided by activation; the
-methods below say what each operation passes on.
+Each method is a set of rules for the backward pass (see ``interception``), which carries relevance divided by activation.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitshap.baselines.interception import Rules
+from vitshap.baselines.attention import patches, roll_out
+from vitshap.baselines.interception import NUMBERS_AT_ONCE, Rules, gradients, one_hot_seeds, trace
+from vitshap.methods.base import TokenMethod
+
+
+@dataclass(frozen=True, eq=False)
+class Lrp(TokenMethod):
+    """LRP of Chefer, Gur & Wolf (2021): gradient times relevance of the attention weights, multiplied through all layers.
+
+    The relevance pass is computed in float64: in float32, division by small activations makes it wrong by up to 30 %.
+    """
+
+    name: ClassVar[str] = "lrp"
+
+    def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> Tensor:
+        """Return a map per class, from the relevance of its logit."""
+        adapter = self.model.adapter
+        plain = trace(adapter, pixels)
+        relevance = trace(adapter, pixels, LrpRules(), dtype=torch.float64)
+        if relevance.tokens is None:
+            raise ValueError(f"{self.name}: the blocks of {type(adapter.net).__name__} have no residual connections")
+        depth = len(adapter.blocks)
+        attention, wanted = plain.attention[:depth], [*relevance.attention[:depth], relevance.tokens]
+        at_once = max(1, NUMBERS_AT_ONCE // (4 * sum(weights.numel() for weights in attention)))
+        first = one_hot_seeds(targets, plain.logits)
+        second = one_hot_seeds(targets, relevance.logits) * _ratio(torch.ones_like(relevance.logits), relevance.logits)
+        maps = []
+        for slopes, (*shares, of_tokens) in zip(
+            gradients(plain.logits, attention, first, at_once=at_once),
+            gradients(relevance.logits, wanted, second.detach(), at_once=at_once),
+            strict=True,
+        ):
+            layers = [
+                (slope * (share * weights)).clamp(min=0).mean(2)
+                for slope, share, weights in zip(slopes, shares, relevance.attention[:depth], strict=True)
+            ]
+            row = (of_tokens * relevance.tokens).sum(-1)  # share of each token in the relevance after the last block
+            maps.append(roll_out(layers, relevance, adapter, row))
+        return patches(torch.cat(maps), adapter).detach()
+
+
+@dataclass(frozen=True, eq=False)
+class RelevanceOfEmbedding(TokenMethod):
+    """What AttnLRP and LibraGrad share: relevance that arrives at the patch embedding, summed over channels."""
+
+    def rules(self) -> Rules:
+        """Return the rules of the backward pass."""
+        raise NotImplementedError
+
+    def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> Tensor:
+        """Return a map per class, from the relevance of its logit."""
+        found = trace(self.model.adapter, pixels, self.rules())
+        seeds = one_hot_seeds(targets, found.logits)
+        maps = [(grads * found.leaf).sum(2).flatten(2) for (grads,) in gradients(found.logits, [found.leaf], seeds)]
+        return torch.cat(maps).permute(1, 2, 0).detach()
+
+
+@dataclass(frozen=True, eq=False)
+class AttnLrp(RelevanceOfEmbedding):
+    """AttnLRP (Achtibat et al. 2024)."""
+
+    _: KW_ONLY
+    gamma: float = 0.0
+    """Of the gamma rule in linear layers; 0: the proportional rule."""
+    attention: Literal["softmax", "cp"] = "softmax"
+    """"softmax": relevance flows through the attention weights; "cp": they are constants (CP-LRP)."""
+
+    name: ClassVar[str] = "attnlrp"
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        if self.attention not in ("softmax", "cp") or not self.gamma >= 0:
+            raise ValueError(
+                f'attnlrp: attention is "softmax" or "cp" and gamma at least 0, got {self.attention!r}, {self.gamma}'
+            )
+
+    def rules(self) -> Rules:
+        """Return the rules of the backward pass."""
+        return AttnLrpRules(self.gamma, through_attention=self.attention == "softmax")
+
+
+@dataclass(frozen=True, eq=False)
+class LibraGrad(RelevanceOfEmbedding):
+    """LibraGrad (Mehri et al. 2025) as gradient times input."""
+
+    name: ClassVar[str] = "libragrad"
+
+    def rules(self) -> Rules:
+        """Return the rules of the backward pass."""
+        return LibraGradRules()
 
 
 class LrpRules(Rules):
     """LRP as Chefer, Gur & Wolf (2021) apply it to vision transformers."""
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        rows: Tensor = _PositiveLinear.apply(x.reshape(-1, x.shape[-1]), weight, bias)
+        rows = _apply(_PositiveLinear, x.reshape(-1, x.shape[-1]), weight, bias)
         return rows.view(*x.shape[:-1], -1)
 
-    def norm(self, x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool) -> Tensor:
+    def norm(
+        self, x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool
+    ) -> Tensor:
         return _passed(x, y)
 
     def activation(self, x: Tensor, y: Tensor) -> Tensor:
@@ -38,18 +130,20 @@ class LrpRules(Rules):
         return _passed(scores, super().softmax(scores.detach(), bias))
 
     def residual(self, a: Tensor, b: Tensor) -> Tensor:
-        total: Tensor = _Split.apply(a, b)
+        total = _apply(_Split, a, b)
         return total
 
     def token_mean(self, x: Tensor, y: Tensor) -> Tensor:
-        mean: Tensor = _OwnSignMean.apply(x)
+        mean = _apply(_OwnSignMean, x)
         return mean
 
 
 class LibraGradRules(Rules):
     """LibraGrad: gates, attention weights and the deviation of norms are constants."""
 
-    def norm(self, x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool) -> Tensor:
+    def norm(
+        self, x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool
+    ) -> Tensor:
         centre = x - x.mean(-1, keepdim=True) if centred else x
         deviation = (centre.detach().square().mean(-1, keepdim=True) + eps).sqrt()
         z = centre / deviation
@@ -82,7 +176,7 @@ class AttnLrpRules(LibraGradRules):
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if not self.gamma:
             return F.linear(x, weight, bias)
-        rows: Tensor = _GammaLinear.apply(x.reshape(-1, x.shape[-1]), weight, bias, self.gamma)
+        rows = _apply(_GammaLinear, x.reshape(-1, x.shape[-1]), weight, bias, self.gamma)
         return rows.view(*x.shape[:-1], -1)
 
     def scores(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
@@ -92,15 +186,20 @@ class AttnLrpRules(LibraGradRules):
         return Rules.mix(self, weights, v) if self.through_attention else super().mix(weights, v)
 
 
+def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    result: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return result
+
+
 def _passed(x: Tensor, y: Tensor) -> Tensor:
     """Return ``y`` whose relevance goes to ``x`` unchanged, element by element."""
-    passed: Tensor = _Passed.apply(x, y.detach())
+    passed = _apply(_Passed, x, y.detach())
     return passed
 
 
 def _halved(x: Tensor) -> Tensor:
     """Return ``x`` with half of the relevance that arrives at it."""
-    halved: Tensor = _Halved.apply(x)
+    halved = _apply(_Halved, x)
     return halved
 
 
@@ -117,7 +216,7 @@ class _Passed(torch.autograd.Function):
         return y.clone()
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         (ratio,) = ctx.saved_tensors
         return g * ratio, None
 
@@ -128,7 +227,7 @@ class _Halved(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> Tensor:
         return g / 2
 
 
@@ -144,7 +243,7 @@ class _PositiveLinear(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         x, weight, ratio = ctx.saved_tensors
         share = g * ratio
         above, below = share @ weight.clamp(min=0), share @ weight.clamp(max=0)
@@ -168,7 +267,7 @@ class _GammaLinear(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
         x, weight, ratio, above = ctx.saved_tensors
         share = g * ratio
         every = share @ weight
@@ -185,7 +284,7 @@ class _Split(torch.autograd.Function):
         return a + b
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
         a, b = ctx.saved_tensors
         axes = tuple(range(1, a.ndim))  # one image: other images in the batch have no influence
         of_a, of_b = (a * g).sum(axes, keepdim=True), (b * g).sum(axes, keepdim=True)
@@ -204,6 +303,6 @@ class _OwnSignMean(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> Tensor:
         own, ratio = ctx.saved_tensors
         return torch.where(own, (g * ratio)[..., None, :], 0)

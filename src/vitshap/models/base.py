@@ -68,6 +68,17 @@ class Adapter(ABC):
         Without ``reads_patches`` the tokens given are the prefix alone.
         """
 
+    def readout_weights(self) -> Tensor:
+        """How much the head reads of each token after the last block, ``[prefix + N]``; a pooling by attention aside."""
+        weights = torch.zeros(self.prefix + self.grid[0] * self.grid[1])
+        weights[0] = 1
+        return weights
+
+    def _mean_weights(self, start: int, end: int | None = None) -> Tensor:
+        weights = torch.zeros(self.prefix + self.grid[0] * self.grid[1])
+        weights[start:end] = 1
+        return weights / weights.sum()
+
     @property
     @abstractmethod
     def patch_embedding(self) -> nn.Module:
@@ -144,6 +155,13 @@ def logits_of(output: object) -> Tensor:
         what = f"shape {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(f"the net must return logits [B, K], got {what}")
     return logits
+
+
+def apply_link(logits: Tensor, output: str) -> Tensor:
+    """From logits to probabilities ("softmax", "sigmoid"), or unchanged ("identity")."""
+    if output == "softmax":
+        return logits.softmax(-1)
+    return logits.sigmoid() if output == "sigmoid" else logits
 
 
 def masked_mean(tokens: Tensor, valid: Tensor) -> Tensor:

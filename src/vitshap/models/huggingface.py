@@ -125,6 +125,9 @@ class HuggingFaceDistilledDeiT(HuggingFaceDeiT):
         both = self._net.cls_classifier(tokens[:, 0]) + self._net.distillation_classifier(tokens[:, 1])
         return both / 2  # type: ignore[no-any-return]
 
+    def readout_weights(self) -> Tensor:
+        return self._mean_weights(0, 2)
+
 
 class HuggingFaceDinov2(HuggingFaceViT):
     """DINOv2: the head reads the class token and the mean of the patches."""
@@ -156,6 +159,9 @@ class HuggingFaceBeit(HuggingFaceViT):
             raise ValueError(
                 f"this BEiT takes images of {pair(config.image_size)}: its position biases fit no other size"
             )
+
+    def readout_weights(self) -> Tensor:
+        return self._mean_weights(self.prefix) if self.reads_patches else super().readout_weights()
 
     def encode(self, tokens: Tensor, positions: Tensor) -> Tensor:
         shared = None

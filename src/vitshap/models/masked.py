@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitshap.coalitions import Coalitions
 from vitshap.game import ClassLike, Game, check_coalitions
 from vitshap.models import removal as ways
-from vitshap.models.base import Adapter, evaluating, fingerprint, net_device_dtype, unwrapped
+from vitshap.models.base import Adapter, apply_link, evaluating, fingerprint, net_device_dtype, unwrapped
 from vitshap.models.chunks import evaluate_rows, token_budget
 from vitshap.models.packed import EncodePacked, encode_packed
 from vitshap.models.precision import FastValues, Precision
@@ -195,10 +195,7 @@ class MaskedModel(nn.Module):
 
     def link(self, logits: Tensor) -> Tensor:
         """From logits to the values that are explained, in float32."""
-        logits = logits.float()
-        if self.output == "softmax":
-            return logits.softmax(-1)
-        return logits.sigmoid() if self.output == "sigmoid" else logits
+        return apply_link(logits.float(), self.output)
 
     def game(
         self, images: Images, /, *, players: PlayersLike | None = None, precision: Precision | None = None

@@ -98,6 +98,13 @@ class TimmViT(Adapter):
         tokens: Tensor = self._net.norm_pre(self._net._pos_embed(self._net.patch_embed(images)))
         return tokens
 
+    def readout_weights(self) -> Tensor:
+        if self.distilled:
+            return self._mean_weights(0, 2)
+        if self.pool in ("token", "map"):
+            return super().readout_weights()
+        return self._mean_weights(0 if getattr(self._net, "pool_include_prefix", False) else self.prefix)
+
     def encode(self, tokens: Tensor, positions: Tensor) -> Tensor:
         for block in self._net.blocks:
             tokens = block(tokens)
