@@ -48,8 +48,8 @@ class Lrp(TokenMethod):
                 (slope * (share * weights)).clamp(min=0).mean(2)
                 for slope, share, weights in zip(slopes, shares, relevance.attention[:depth], strict=True)
             ]
-            row = (of_tokens * relevance.tokens).sum(-1)  # share of each token in the relevance after the last block
-            maps.append(roll_out(layers, relevance, adapter, row))
+            after = (of_tokens * relevance.tokens).sum(-1)  # relevance of each token after the last block
+            maps.append(roll_out(layers, relevance, adapter, _ratio(after, after.sum(-1, keepdim=True))))
         return patches(torch.cat(maps), adapter).detach()
 
 
