@@ -13,8 +13,17 @@ from tests.baselines.test_dense import CLASSES, NETS, dense_run
 from tests.models import nets
 from vitshap.baselines.interception import trace
 from vitshap.baselines.relevance import LibraGradRules, LrpRules
+from vitshap.models.convert import as_transformers
 
-MAPS = ["attention-last", "attention-rollout", "generic-attention", "gradcam-attention", "gradcam-ln", "lrp", "libragrad"]
+MAPS = [
+    "attention-last",
+    "attention-rollout",
+    "generic-attention",
+    "gradcam-attention",
+    "gradcam-ln",
+    "lrp",
+    "libragrad",
+]
 WITH_OPTIONS = [
     *((name, {}) for name in MAPS),
     ("attnlrp", {}),
@@ -60,6 +69,50 @@ def test_every_method_runs_on_every_family_and_an_image_does_not_depend_on_its_b
         assert bool(torch.isfinite(both).all()), name
         scale = alone.abs().max().clamp(min=1e-30)
         assert float((both[1] - alone[0]).abs().max() / scale) < (1e-6 if exact else 1e-4), name
+
+
+def same_net_in_three_libraries() -> list[nn.Module]:
+    """One set of weights in timm, transformers and torchvision."""
+    ours = nets._timm("vit_tiny_patch16_224", mlp_ratio=2)().eval()
+    torch_net = nets.build("torchvision ViT")
+    state, theirs = ours.state_dict(), torch_net.state_dict()
+    names = {
+        "class_token": "cls_token",
+        "conv_proj.weight": "patch_embed.proj.weight",
+        "conv_proj.bias": "patch_embed.proj.bias",
+        "encoder.pos_embedding": "pos_embed",
+        "encoder.ln.weight": "norm.weight",
+        "encoder.ln.bias": "norm.bias",
+        "heads.head.weight": "head.weight",
+        "heads.head.bias": "head.bias",
+    }
+    parts = {
+        "ln_1": "norm1",
+        "ln_2": "norm2",
+        "self_attention.in_proj_": "attn.qkv.",
+        "self_attention.out_proj": "attn.proj",
+        "mlp.0": "mlp.fc1",
+        "mlp.3": "mlp.fc2",
+    }
+    for name in theirs:
+        if name not in names:
+            renamed = name.replace("encoder.layers.encoder_layer_", "blocks.")
+            for part, timms in parts.items():
+                renamed = renamed.replace(part, timms)
+            names[name] = renamed
+    torch_net.load_state_dict({name: state[names[name]] for name in theirs})
+    return [ours, as_transformers(ours), torch_net]
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-8), (torch.float32, 1e-4)], ids=str)
+def test_the_same_weights_give_the_same_map_in_every_library(dtype: torch.dtype, bound: float) -> None:
+    pixels, targets = nets.images("timm ViT").to(dtype), torch.arange(5).expand(2, -1)
+    models = [vitshap.wrap(net.to(dtype).eval()) for net in same_net_in_three_libraries()]
+    gradients = ("vanilla-pixel", "smoothgrad-embedding", "integrated-gradients-embedding")
+    for name in (*MAPS, "attnlrp", *gradients):
+        first, *others = (token_scores(name, model, pixels, targets) for model in models)
+        for other in others:
+            assert float((other - first).abs().max() / first.abs().max()) < bound, name
 
 
 def test_float32_models_get_lrp_in_float64() -> None:

@@ -144,7 +144,7 @@ def _read(attention: Tensor, found: Trace, adapter: Adapter) -> Tensor:
     """Of attention (or its gradient) ``[..., H, queries, L]`` the row that the head reads, ``[..., H, L]``."""
     if len(found.attention) > len(adapter.blocks):
         return _padded(attention.mean(-2), adapter)
-    return (adapter.readout_weights().to(attention) @ attention).squeeze(-2)
+    return adapter.readout_weights().to(attention) @ attention
 
 
 def _padded(row: Tensor, adapter: Adapter) -> Tensor:

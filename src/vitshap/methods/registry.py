@@ -16,6 +16,7 @@ _TABLE = {
     "kernelshap-original": "vitshap.estimators.as_methods:KernelShapOriginal",
     "permutation": "vitshap.estimators.as_methods:Permutation",
     "leave-one-out": "vitshap.baselines.occlusion:LeaveOneOut",
+    "rise": "vitshap.baselines.occlusion:Rise",
     "random": "vitshap.baselines.chance:Random",
     "attention-last": "vitshap.baselines.attention:AttentionLast",
     "attention-rollout": "vitshap.baselines.attention:AttentionRollout",

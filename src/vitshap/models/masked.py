@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitshap.coalitions import Coalitions
+from vitshap.errors import did_you_mean
 from vitshap.game import ClassLike, Game, check_coalitions
 from vitshap.models import removal as ways
 from vitshap.models.base import Adapter, apply_link, evaluating, fingerprint, net_device_dtype, unwrapped
@@ -207,6 +208,21 @@ class MaskedModel(nn.Module):
         """
         prepared = self.prepare(images)
         return ImageGame(self, prepared, self._players(players, len(prepared.pixels)), precision)
+
+    def with_removal(self, removal: str) -> MaskedModel:
+        """Return a model of the same network whose patches are withheld in another way."""
+        if removal not in ways.REMOVALS:
+            raise ValueError(f'no removal is named "{removal}"{did_you_mean(removal, ways.REMOVALS)}')
+        return MaskedModel(
+            self.net,
+            self.adapter,
+            players=self.players,
+            removal=removal,
+            output=self.output,
+            preprocess=self.preprocess,
+            class_names=self.class_names,
+            reference=self.reference,
+        )
 
     def prepare(self, images: Images, /, *, finite: bool = True) -> Prepared:
         """The net's input: tensors are checked and never altered, PIL images and paths go through ``preprocess``.
