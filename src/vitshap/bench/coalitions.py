@@ -13,9 +13,8 @@ from torch import nn
 from vitshap.bench.machine import Limits, limits, seconds, threads
 from vitshap.coalitions import shapley_kernel
 from vitshap.models import MaskedModel, wrap
+from vitshap.models.load import SIZES, ModelSpec, load_model
 
-SIZES = {"tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12), "large": (1024, 24, 16)}
-"""Width, depth and heads of the usual vision transformers."""
 LIMIT = 40.0
 """Seconds that the evaluations on a CPU may take in all; building the net and the machine's limits come on top."""
 CALLS = 4
@@ -56,24 +55,9 @@ class Result(NamedTuple):
 
 def build_net(library: Library, arch: Arch, num_classes: int = 10) -> nn.Module:
     """A plain ViT/16 for 224 x 224 images with random weights."""
-    width, depth, heads = SIZES[arch]
-    net: nn.Module
-    if library == "timm":
-        import timm
-
-        net = timm.create_model(f"vit_{arch}_patch16_224", num_classes=num_classes)
-    else:
-        from transformers import ViTConfig, ViTForImageClassification
-
-        config = ViTConfig(
-            hidden_size=width,
-            num_hidden_layers=depth,
-            num_attention_heads=heads,
-            intermediate_size=4 * width,
-            num_labels=num_classes,
-        )
-        net = ViTForImageClassification(config)
-    return net.eval()
+    name = f"vit_{arch}_patch16_224" if library == "timm" else "vit"
+    names = tuple(f"class {i}" for i in range(num_classes))
+    return load_model(ModelSpec(name, pretrained=False, size=arch, class_names=names)).net.eval()
 
 
 def measure(

@@ -20,7 +20,6 @@ from PIL import Image
 
 from vitshap.devices import resolve_device
 from vitshap.explaining import budget, spoken
-from vitshap.explaining.nets import load_model
 from vitshap.explaining.outputs import MAPS, Heatmaps, JsonLines, ParquetRows, refuse_foreign_report, with_drawn_classes
 from vitshap.explaining.photos import SUFFIXES, Found, find_photos
 from vitshap.explaining.sources import Source, open_bundle, open_model, watched
@@ -28,6 +27,7 @@ from vitshap.explaining.stream import CannotExplain, explain_photos
 from vitshap.explaining.terminal import Terminal, progress_bar, working
 from vitshap.explaining.wanted import Wanted
 from vitshap.files import locked_folder
+from vitshap.models.load import ModelSpec, load_with_warnings
 from vitshap.report import Explained, Failed, ReportWriter
 
 HEATMAPS_UP_TO = 100
@@ -210,7 +210,8 @@ def _source(request: Request) -> Source:
         return open_bundle(request.bundle, **options)
     if request.bundle is None:
         return open_model(request.model, weights=request.weights, **options)
-    classifier, _ = load_model(request.model, request.weights)  # the bundle must have been made for it
+    # The bundle must have been made for this model.
+    classifier, _ = load_with_warnings(ModelSpec(request.model, weights=request.weights, option="--{}"))
     return open_bundle(request.bundle, classifier=classifier, **options)
 
 

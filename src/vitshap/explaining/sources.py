@@ -18,12 +18,12 @@ from vitshap._version import __version__
 from vitshap.explainers import Explainer, bundle
 from vitshap.explainers.card import measured
 from vitshap.explaining.budget import LADDER
-from vitshap.explaining.nets import load_model, reachable_hub
 from vitshap.explaining.wanted import Wanted
 from vitshap.explanation import Explanation
 from vitshap.methods import Explains, Target, method, methods
 from vitshap.models import MaskedModel
 from vitshap.models.base import unwrapped
+from vitshap.models.load import ModelSpec, load_with_warnings
 from vitshap.players import resolve
 from vitshap.report import Summary
 from vitshap.report.words import output_text
@@ -122,9 +122,8 @@ def open_bundle(
     name = known[0] if name is None else name
     if method_name is not None:
         _known_method(method_name, [EXPLAINER, *methods()])
-    with reachable_hub(None if name in known else name):
-        config = bundle.read(name)
-        explainer = bundle.load(name, classifier=classifier, device=device)
+    config = bundle.read(name)
+    explainer = bundle.load(name, classifier=classifier, device=device)
     _need_preprocess(explainer.surrogate, f"the bundle {name}")
     quality = config.get("quality") or {}
     source = Source(
@@ -167,7 +166,7 @@ def open_model(
         raise ValueError("--method explainer needs a stored explainer: give --bundle too, or another method")
     method_name = method_name or "kernelshap"
     _known_method(method_name, methods())
-    model, said = load_model(name, weights)
+    model, said = load_with_warnings(ModelSpec(name, weights=weights, option="--{}"))
     _need_preprocess(model, f"the model {name}")
     model.to(device)
     given = "" if weights is None else f", weights {Path(weights).name}"

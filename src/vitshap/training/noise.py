@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from vitshap.coalitions import CoalitionLaw, Coalitions
-from vitshap.explainers.sizes import size_bumps
+from vitshap.explainers.network import size_bumps
 
 NEARBY = 0.3
 """Sizes of coalitions that are averaged for the curve: a standard deviation in half log-odds of the size."""

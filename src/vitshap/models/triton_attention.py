@@ -18,8 +18,8 @@ QUERIES, KEYS = 64, 64
 """Tokens of a block, and keys that it looks at in one step."""
 
 
-@torch.library.custom_op("vitshap::attend_end_to_end", mutates_args=())
-def attend_end_to_end(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, ends: Tensor, scale: float) -> Tensor:
+@torch.library.custom_op("vitshap::attend_packed", mutates_args=())
+def attend_packed(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, ends: Tensor, scale: float) -> Tensor:
     """Attention of ``[T, H, c]``; every token sees the tokens from its ``starts`` to before its ``ends``, int32 ``[T]``."""
     tokens, heads, width = q.shape
     out = q.new_empty(tokens, heads, width)
@@ -33,7 +33,7 @@ def attend_end_to_end(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, ends: Ten
     return out
 
 
-@attend_end_to_end.register_fake
+@attend_packed.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, ends: Tensor, scale: float) -> Tensor:
     return q.new_empty(q.shape)
 

@@ -11,8 +11,8 @@ pytest.importorskip("triton")
 
 from vitshap.coalitions import uniform_size
 from vitshap.models import wrap
-from vitshap.models.end_to_end import attend_end_to_end
 from vitshap.models.packed import Rows, encode_packed, run_bucket, run_packed
+from vitshap.models.triton_attention import attend_packed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -38,7 +38,7 @@ def test_every_token_attends_within_its_own_sequence(lengths: list[int], heads: 
     # queries, keys and values as one linear layer leaves them: strided
     together = 3 * torch.randn(sum(lengths), 3 * heads * width, generator=generator).half().to(DEVICE)
     q, k, v = (part.unflatten(1, (heads, width)) for part in together.chunk(3, 1))
-    found = attend_end_to_end(q, k, v, *_spans(lengths), width**-0.5)
+    found = attend_packed(q, k, v, *_spans(lengths), width**-0.5)
     borders = torch.tensor([0, *lengths]).cumsum(0).tolist()
     for start, end in pairwise(borders):
         if start == end:

@@ -15,7 +15,7 @@ CELL = 16
 """Side of a patch in pixels where the net has none of its own."""
 
 
-class AnyNet(Adapter):
+class GenericNetwork(Adapter):
     """Knows only the net's input size, the grid that the image is cut into, and the number of classes."""
 
     prefix = 0
@@ -28,7 +28,7 @@ class AnyNet(Adapter):
             raise ValueError(f"{type(net).__name__} does not say what images it takes: give image_size=(height, width)")
         self.image_size = size
         self.grid = grid or (size[0] // CELL, size[1] // CELL)
-        if any(side % cells for side, cells in zip(size, self.grid, strict=True)) or 0 in self.grid:
+        if any(side % max(cells, 1) for side, cells in zip(size, self.grid, strict=True)) or 0 in self.grid:
             raise ValueError(
                 f"images of {size} do not divide into a grid of {self.grid}: give players= as a label map whose shape does"
             )
@@ -50,21 +50,21 @@ class AnyNet(Adapter):
         return None
 
     def embed(self, images: Tensor) -> NoReturn:
-        raise CannotMask(self.net, "it is known by its input and output alone")
+        raise CannotMask(self.net, "only its input and output are known")
 
     def encode(self, tokens: Tensor, positions: Tensor) -> NoReturn:
-        raise CannotMask(self.net, "it is known by its input and output alone")
+        self.embed(tokens)
 
     def readout(self, tokens: Tensor, valid: Tensor) -> NoReturn:
-        raise CannotMask(self.net, "it is known by its input and output alone")
+        self.embed(tokens)
 
     @property
     def patch_embedding(self) -> NoReturn:
-        raise CannotMask(self.net, "it is known by its input and output alone")
+        self.embed(torch.empty(0))
 
     @property
     def final_norm(self) -> NoReturn:
-        raise CannotMask(self.net, "it is known by its input and output alone")
+        self.embed(torch.empty(0))
 
     @property
     def blocks(self) -> list[nn.Module]:
