@@ -13,7 +13,7 @@ ROOMS = [
     "errors",
     "devices",
     "files",
-    "counter",
+    "counter_rng",
     "coalitions",
     "players",
     "game",

@@ -8,7 +8,7 @@ from captum.metrics import infidelity, sensitivity_max
 from tests.explanation.small_vit import GRID, SIZE, SUPERPIXELS, patch_sums, random_images, small_vit
 from vitshap.analytic import AnalyticGame, additive
 from vitshap.explainers.explainer import Explainer
-from vitshap.explanation.pixels import pixel_owners
+from vitshap.explanation.export import pixel_owners
 from vitshap.methods import list_methods, method
 from vitshap.models import Prepared
 from vitshap.players import resolve

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.explanation.small_vit import patch_sums
-from vitshap.explanation.pixels import pixel_owners, spread
+from vitshap.explanation.export import pixel_owners, spread
 
 
 def test_pixels_of_an_image_that_divides_are_its_patches():

@@ -10,7 +10,7 @@ import torch
 import vitshap
 from tests.explanation.small_vit import SIZE, SUPERPIXELS, random_images, small_vit
 from vitshap.explainers.explainer import Explainer
-from vitshap.explanation.pixels import pixel_owners
+from vitshap.explanation.export import pixel_owners
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Quantus warns about every parameter it is given
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.explanation.small_vit import GRID, NAMES, PATCH, SIZE, SUPERPIXELS, random_images, small_vit
 from tests.test_explanation import make, ragged
-from vitshap.explanation.pixels import pixel_owners
+from vitshap.explanation.export import pixel_owners
 from vitshap.methods import method
 
 plt.switch_backend("Agg")

@@ -19,8 +19,8 @@ from rich.table import Table
 from torch import Tensor
 
 from vitshap.coalitions import all_coalitions
+from vitshap.estimators.estimate import correlation
 from vitshap.estimators.exact import exact
-from vitshap.estimators.reliability import correlation
 from vitshap.explainers import Explainer
 from vitshap.explanation import Explanation
 from vitshap.game import Game

@@ -11,8 +11,7 @@ from torch import Tensor
 from vitshap.coalitions import Coalitions, harmonic_number
 from vitshap.estimators.controls import Controls, size_curves, slope_curves
 from vitshap.estimators.estimate import endpoints
-from vitshap.estimators.regression import Fit, Sample, assemble, better
-from vitshap.estimators.ridge import NO_PENALTY, PENALTIES, fit
+from vitshap.estimators.regression import NO_PENALTY, PENALTIES, Fit, Sample, assemble, better, fit
 from vitshap.estimators.strata import Drawer, Strata, allocate, strata
 from vitshap.game import Game
 

@@ -18,9 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitshap.estimators.estimate import Estimate
+from vitshap.estimators.estimate import Estimate, Estimator, split_half
 from vitshap.estimators.kernel import kernelshap
-from vitshap.estimators.reliability import Estimator, split_half
 from vitshap.game import Game
 from vitshap.models import MaskedModel
 from vitshap.models.masked import Images

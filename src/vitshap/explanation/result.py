@@ -23,8 +23,7 @@ from torch import Tensor
 
 from vitshap import plots
 from vitshap.explanation.checks import PredictionBy, Unit, check, is_one_class
-from vitshap.explanation.shap_form import Pictures, to_shap
-from vitshap.explanation.table_form import describe, position, to_dataframe
+from vitshap.explanation.export import Pictures, describe, position, to_dataframe, to_shap
 from vitshap.game import ClassLike, class_index
 
 if TYPE_CHECKING:

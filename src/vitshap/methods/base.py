@@ -148,7 +148,7 @@ class SamplingMethod(Method):
     """Evaluations per image, the empty and the full coalition included; never exceeded."""
     seed: int = 0
     progress: Callable[[Any], object] | None = None
-    """Called with every partial estimate; see ``vitshap.estimators.progress.progress_bar``."""
+    """Called with every partial estimate; see ``vitshap.estimators.estimate.progress_bar``."""
 
     samples: ClassVar[bool] = True
 

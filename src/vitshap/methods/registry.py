@@ -15,8 +15,8 @@ _TABLE = {
     "kernelshap": "vitshap.estimators.as_methods:KernelShap",
     "kernelshap-original": "vitshap.estimators.as_methods:KernelShapOriginal",
     "permutation": "vitshap.estimators.as_methods:Permutation",
-    "leave-one-out": "vitshap.baselines.occlusion:LeaveOneOut",
-    "random": "vitshap.baselines.chance:Random",
+    "leave-one-out": "vitshap.baselines.simple:LeaveOneOut",
+    "random": "vitshap.baselines.simple:Random",
     "explainer": "vitshap.explainers.explainer:explainer_method",
 }
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitshap.counter import mixed, random_bits, sample_keys, shuffled, uniforms, whole_numbers
+from vitshap.counter_rng import mixed, random_bits, sample_keys, shuffled, uniforms, whole_numbers
 
 
 def test_the_stream_of_a_key_is_splitmix64() -> None:

@@ -1,4 +1,8 @@
-"""shap's form: a ``shap.Explanation`` that its plots take.
+"""An explanation in other forms: values spread over pixels, ``shap.Explanation``, a pandas table, one line of text.
+
+Packages that know only images need a value per pixel. A pixel belongs to the token that covers its centre, and every
+pixel of a player gets an equal share of its value. So the pixels of a player add up to its value whatever the players
+are. Where the image divides into the grid, as every model's own input does, a token's pixels are exactly its patch.
 
 shap keeps values as an array whose leading axes are those of the data: a row of features per image for its bar, waterfall
 and heatmap plots, or whole images for ``shap.image_plot``. Both are offered; with pictures it is the latter.
@@ -12,18 +16,64 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitshap.explanation.pixels import pixel_owners, spread
 from vitshap.game import ClassLike
+from vitshap.players import covering
 from vitshap.plots import Picture, as_pixels
 
 if TYPE_CHECKING:
     import shap
 
     from vitshap.explanation.result import Explanation
+
+if TYPE_CHECKING:
+    import pandas
+
+    from vitshap.explanation.result import Explanation
+
+
+def pixel_owners(labels: Tensor, size: Sequence[int], box: Sequence[float] | None = None) -> Tensor:
+    """Which player each pixel belongs to, int64 ``[B or 1, H, W]``, from label maps ``[B or 1, rows, columns]``.
+
+    ``size`` is (height, width). ``box`` (left, top, right, bottom) is where the grid lies in the image, by default all
+    of it. Pixels outside the grid and those of nobody's tokens are -1.
+    """
+    if labels.ndim != 3:
+        raise ValueError(f"only a grid of rows and columns lies over pixels, this one is {list(labels.shape[1:])}")
+    (height, width), (rows, columns) = size, labels.shape[1:]
+    left, top, right, bottom = (0, 0, width, height) if box is None else box
+    row = covering(height, top, bottom, rows).to(labels.device)
+    column = covering(width, left, right, columns).to(labels.device)
+    framed = F.pad(labels, (0, 1, 0, 1), value=-1)  # one more row and column, for the pixels outside
+    return framed[:, row[:, None], column[None, :]]
+
+
+def spread(values: Tensor, owners: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Values ``[B, d, T]`` over the pixels of their owners (``[B or 1, H, W]``): ``[B, T, H, W]`` on the owners' device.
+
+    Shares are computed in float64 and rounded once; in half precision they may be subnormal, and their sums rough.
+    """
+    batch, players, explained = values.shape
+    height, width = owners.shape[1:]
+    flat = owners.flatten(1)
+    flat = flat.where(flat >= 0, players)  # [B or 1, H * W]; nobody comes last
+    count = torch.zeros(len(flat), players + 1, dtype=torch.int64, device=flat.device)
+    count = count.scatter_add_(1, flat, torch.ones_like(flat))[:, :-1].to(values.device)
+    lost = ((count == 0) & (values != 0).any(2)).nonzero()
+    if len(lost):
+        image, player = lost[0].tolist()
+        raise ValueError(
+            f"player {player} has no pixel in image {image} of {height} x {width}: "
+            "the image is too small for the grid, or not the one that was explained"
+        )
+    shares = values.double() / count.clamp(min=1)[..., None]
+    shares = F.pad(shares, (0, 0, 0, 1)).transpose(1, 2).to(dtype).to(owners.device)  # [B, T, d + 1]
+    return shares.gather(2, flat[:, None, :].expand(batch, explained, -1)).view(batch, explained, height, width)
+
 
 Pictures: TypeAlias = "Picture | Sequence[Picture]"
 """A tensor ``[B, C, H, W]``, an array ``[B, H, W, C]``, or a picture per image, all of one size."""
@@ -149,3 +199,59 @@ def _player_names(e: Explanation) -> list[str]:
     if len(e.players) == 1 and torch.equal(labels[labels >= 0].sort().values, torch.arange(d)):
         return ["patch " + ",".join(map(str, (e.players[0] == i).nonzero()[0].tolist())) for i in range(d)]
     return [f"player {i}" for i in range(d)]
+
+
+def describe(e: Explanation) -> str:
+    """``repr``: what was explained and at what cost, without the numbers."""
+    images, players, classes = e.values.shape
+    grid = " x ".join(map(str, e.grid))
+    counts = (
+        f"{images} image{'s' * (images != 1)}",
+        f"{players} player{'s' * (players != 1)} on a grid of {grid}",
+        f"{classes} of {e.prediction.shape[1]} classes",
+        f"unit {e.unit}",
+        f"{e.evaluations:,} evaluation{'s' * (e.evaluations != 1)} and {e.seconds:.3g} s per image",
+    )
+    return f"<Explanation by {e.method}: {', '.join(counts)}>"
+
+
+def position(e: Explanation, image: int, player: int) -> tuple[int, ...]:
+    """Where a player is in the grid, counted from 0: its token nearest to the centre of all its tokens."""
+    tokens = (e.players[image if len(e.players) > 1 else 0] == player).nonzero()  # [n, axes], in reading order
+    distance = (tokens - tokens.double().mean(0)).square().sum(1)
+    return tuple(tokens[int(distance.argmin())].tolist())
+
+
+def to_dataframe(e: Explanation) -> pandas.DataFrame:
+    """``Explanation.to_dataframe``."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("to_dataframe makes a table of the pandas package: pip install pandas") from error
+    axes = ("row", "column") if len(e.grid) == 2 else tuple(f"axis_{i}" for i in range(len(e.grid)))
+    shared = [position(e, 0, player) for player in range(e.values.shape[1])] if e.player_mask is None else None
+    rows: list[dict[str, Any]] = []
+    for i in range(len(e)):
+        mask = None if e.player_mask is None else e.player_mask[i]
+        players = range(e.values.shape[1]) if mask is None else mask.nonzero().flatten().tolist()
+        one_map = shared if len(e.players) == 1 else None
+        where = {player: one_map[player] if one_map else position(e, i, player) for player in players}
+        values = e.values[i].tolist()
+        errors = None if e.stderr is None else e.stderr[i].tolist()
+        for t, index in enumerate(e.classes[i].tolist()):
+            name = None if e.class_names is None else e.class_names[index]
+            output = float(e.prediction[i, index])
+            for player in players:
+                rows.append(
+                    {
+                        "image": i,
+                        "class": index,
+                        "class_name": name,
+                        "player": player,
+                        **dict(zip(axes, where[player], strict=True)),
+                        "value": values[player][t],
+                        "stderr": float("nan") if errors is None else errors[player][t],
+                        "prediction": output,
+                    }
+                )
+    return pandas.DataFrame(rows)
