@@ -21,11 +21,11 @@ from vitshap.methods import (
     most_classes,
     names_classes,
     register,
-    registry,
     resolve_target,
     take_classes,
     target_from_words,
 )
+from vitshap.methods.registry import METHODS
 from vitshap.models import Prepared, Preprocess
 
 NAMES = ["cat", "dog", "crane", "heron"]
@@ -50,7 +50,7 @@ class EqualShares(Method):
 @pytest.fixture
 def table(monkeypatch):
     """A registry of our own, so that other tests do not see what we register."""
-    monkeypatch.setattr(registry, "_TABLE", dict(registry._TABLE))
+    monkeypatch.setattr(METHODS, "table", dict(METHODS.table))
 
 
 FOR_MODELS = [name for name in list_methods() if name != "explainer"]

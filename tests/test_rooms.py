@@ -11,6 +11,7 @@ ROOMS = [
     "_version",
     "compat",
     "errors",
+    "registry",
     "devices",
     "files",
     "counter_rng",
