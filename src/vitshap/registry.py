@@ -41,9 +41,6 @@ class Registry(Generic[T]):
 
     def register(self, name: str, location: str, /) -> None:
         """Add an entry; a name that stands for something else already is a ``ValueError``."""
-        module, separator, attribute = location.partition(":")
-        if not (module and separator and attribute):
-            raise ValueError(f'the location of a {self.kind} is "module:attribute", got "{location}"')
         if self.table.get(name, location) != location:
             raise ValueError(f'the name "{name}" is taken by {self.table[name]}')
         self.table[name] = location

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import log
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -105,9 +106,7 @@ class AdaptiveState(SizeEffectState):
 
     @property
     def _counts_now(self) -> Tensor:
-        if self._counts is None:
-            raise RuntimeError("nothing is allotted before the pilot")
-        return self._counts
+        return cast(Tensor, self._counts)
 
     def _evaluate(self, members: Coalitions) -> Tensor:
         if not self._possible:
@@ -161,9 +160,7 @@ class AdaptiveState(SizeEffectState):
             torch.arange(len(groups), device=groups.device) - (counts.cumsum(0) - counts)[groups[by_group]]
         )
         if values is None:
-            old = self._values
-            if old is None:
-                raise RuntimeError("the pilot comes first")
+            old = self._values_now
             values = torch.cat([old, old.new_zeros(*old.shape[:2], len(groups), old.shape[3])], dim=2)
         self._order = torch.cat([self._order[: len(self._groups)], place + before.to(groups.device)[groups]])
         self._members = torch.cat([self._members, members])
@@ -224,9 +221,7 @@ class AdaptiveState(SizeEffectState):
 
     @property
     def _values_now(self) -> Tensor:
-        if self._values is None:
-            raise RuntimeError("nothing is evaluated before the pilot")
-        return self._values
+        return cast(Tensor, self._values)
 
     def _evaluated(self, b: int) -> Tensor:
         """Which small and large coalitions were evaluated for an input, bool ``[2, N]``."""

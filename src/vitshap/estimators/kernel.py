@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vitshap.coalitions import CoalitionLaw, Coalitions, harmonic_number, shapley_kernel
 from vitshap.estimators.adaptive import AdaptiveState
-from vitshap.estimators.anytime import State, run
+from vitshap.estimators.anytime import State, require_batch, run
 from vitshap.estimators.estimate import Estimate, Watcher, endpoints
 from vitshap.estimators.exact import exact
 from vitshap.estimators.size_effect import Moments, Sampling, SizeEffectState
@@ -55,8 +55,7 @@ def kernelshap(
     """
     check_choice("moments", moments, ("auto", "exact", "sampled"))
     check_choice("sampling", sampling, ("adaptive", "balanced", "shapley", "leverage"))
-    if batch < 2:
-        raise ValueError(f"batch is the number of coalitions evaluated at a time, at least 2; got {batch}")
+    require_batch(batch)
     if game.num_players == 1:
         return exact(game)
     state: State
@@ -88,8 +87,7 @@ def kernelshap_original(
     the least-squares fit to them, weighted equally, under the constraint that they add up. No effect of the size is
     regressed out, and the moment matrix is that of the sample at any budget. Arguments as for ``kernelshap``.
     """
-    if batch < 2:
-        raise ValueError(f"batch is the number of coalitions evaluated at a time, at least 2; got {batch}")
+    require_batch(batch)
     if game.num_players == 1:
         return exact(game)
     state = PlainState(game, paired, True, "shapley", batch, seed)

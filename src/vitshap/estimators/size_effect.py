@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 from typing import Literal, TypeAlias
 
 import torch
@@ -94,14 +95,12 @@ def regress(sample: Sample, moments: Moments) -> Fit:
     """The candidate that leaves each output the least variance."""
     n = len(sample.groups)
     curves = size_curves(sample.design, min(max(n // UNITS_PER_KNOT, 2), len(sample.counts)))
-    best: Fit | None = None
-    for controls in _candidates(sample.design, n, moments):
+
+    def fitted(controls: Controls | None) -> Fit:
         ample = moments == "sampled" or (controls is not None and n > AMPLE * controls.num_columns)
-        fitted = fit(sample, curves, controls, NO_PENALTY if ample else PENALTIES)
-        best = fitted if best is None else better(best, fitted)
-    if best is None:
-        raise ValueError("there is nothing to regress on")
-    return best
+        return fit(sample, curves, controls, NO_PENALTY if ample else PENALTIES)
+
+    return reduce(better, map(fitted, _candidates(sample.design, n, moments)))
 
 
 def _candidates(design: Strata, n: int, moments: Moments) -> Iterator[Controls | None]:

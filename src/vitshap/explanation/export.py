@@ -10,6 +10,7 @@ and heatmap plots, or whole images for ``shap.image_plot``. Both are offered; wi
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -42,8 +43,6 @@ def pixel_owners(labels: Tensor, size: Sequence[int], box: Sequence[float] | Non
     ``size`` is (height, width). ``box`` (left, top, right, bottom) is where the grid lies in the image, by default all
     of it. Pixels outside the grid and those of nobody's tokens are -1.
     """
-    if labels.ndim != 3:
-        raise ValueError(f"only a grid of rows and columns lies over pixels, this one is {list(labels.shape[1:])}")
     (height, width), (rows, columns) = size, labels.shape[1:]
     left, top, right, bottom = (0, 0, width, height) if box is None else box
     row = covering(height, top, bottom, rows).to(labels.device)
@@ -85,10 +84,7 @@ def to_shap(
     e: Explanation, /, *, images: Pictures | None, target: ClassLike | None, allow_non_additive: bool
 ) -> shap.Explanation:
     """``Explanation.to_shap``."""
-    try:
-        import shap
-    except ImportError as error:
-        raise ImportError("to_shap makes an object of the shap package: pip install vitshap[shap]") from error
+    package = _optional("shap", "vitshap[shap]")
     if not e.additive and not allow_non_additive:
         raise ValueError(
             f"{e.method} is not additive: its values do not add up to the output, as readers of shap's plots expect. "
@@ -99,7 +95,16 @@ def to_shap(
     else:
         columns = e._columns(target)[:, None]
     form = _players_form(e, columns) if images is None else _pixels_form(e, columns, images)
-    return shap.Explanation(**form, compute_time=e.seconds * len(e))
+    made: shap.Explanation = package.Explanation(**form, compute_time=e.seconds * len(e))
+    return made
+
+
+def _optional(package: str, install: str) -> Any:
+    """Import a package that vitshap does not require."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ImportError(f"this needs the package {package}: pip install {install}") from error
 
 
 def _players_form(e: Explanation, columns: Tensor) -> dict[str, Any]:
@@ -119,12 +124,11 @@ def _players_form(e: Explanation, columns: Tensor) -> dict[str, Any]:
 def _pixels_form(e: Explanation, columns: Tensor, images: Pictures) -> dict[str, Any]:
     """Values ``[B, H, W, C, T]`` and the pictures ``[B, H, W, C]`` in 0..1."""
     pictures = _picture_list(images)
-    if len(pictures) != len(e):
-        raise ValueError(f"one picture per image is expected, {len(e)}; got {len(pictures)}")
     shown = [_shown(picture) for picture in pictures]
-    if len({picture.shape for picture in shown}) > 1:
+    if len(pictures) != len(e) or len({picture.shape for picture in shown}) > 1:
         sizes = ", ".join(" x ".join(map(str, size)) for size in sorted({picture.shape for picture in shown}))
-        raise ValueError(f"shap holds pictures of one size, these are {sizes}: use explanation[i].to_shap(...)")
+        wanted = f"shap needs one picture per image ({len(e)}), all of one size"
+        raise ValueError(f"{wanted}; got {len(pictures)} of {sizes}: use explanation[i].to_shap(...)")
     height, width, channels = shown[0].shape
     owners = [
         pixel_owners(e[i].players, (height, width), None if isinstance(picture, Tensor) else _box(e, i))
@@ -224,10 +228,7 @@ def position(e: Explanation, image: int, player: int) -> tuple[int, ...]:
 
 def to_dataframe(e: Explanation) -> pandas.DataFrame:
     """``Explanation.to_dataframe``."""
-    try:
-        import pandas
-    except ImportError as error:
-        raise ImportError("to_dataframe makes a table of the pandas package: pip install pandas") from error
+    package = _optional("pandas", "pandas")
     axes = ("row", "column") if len(e.grid) == 2 else tuple(f"axis_{i}" for i in range(len(e.grid)))
     shared = [position(e, 0, player) for player in range(e.values.shape[1])] if e.player_mask is None else None
     rows: list[dict[str, Any]] = []
@@ -254,4 +255,5 @@ def to_dataframe(e: Explanation) -> pandas.DataFrame:
                         "prediction": output,
                     }
                 )
-    return pandas.DataFrame(rows)
+    table: pandas.DataFrame = package.DataFrame(rows)
+    return table

@@ -14,7 +14,6 @@ import dataclasses
 import functools
 from abc import abstractmethod
 from collections.abc import Callable
-from numbers import Integral
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -76,17 +75,15 @@ class InputShaped:
         Pixels that belong to no player get 0. No gradient flows.
         """
         if isinstance(inputs, tuple):
-            if len(inputs) != 1:
-                raise ValueError(f"a vision transformer has one input, images; got a tuple of {len(inputs)}")
-            return (_attribute(cast(_Explains, self), inputs[0], target),)
+            (images,) = inputs
+            return (_attribute(cast(_Explains, self), images, target),)
         return _attribute(cast(_Explains, self), inputs, target)
 
 
 def _attribute(explain: _Explains, images: Tensor, target: CaptumTarget) -> Tensor:
-    if not isinstance(images, Tensor):
-        raise TypeError(f"inputs are a tensor [B, C, H, W], as the result has their shape; got {type(images).__name__}")
-    if images.ndim != 4:
-        raise ValueError(f"inputs are [B, C, H, W], as the result has their shape; got {list(images.shape)}")
+    if not isinstance(images, Tensor) or images.ndim != 4:
+        given = list(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise ValueError(f"inputs are a tensor [B, C, H, W], as the result has their shape; got {given}")
     images = images.detach()
     explanation = explain(images, target=_one_class(target, len(images)))
     channels, *size = images.shape[1:]
@@ -102,28 +99,17 @@ def _one_class(target: CaptumTarget, images: int) -> int | str | Tensor:
     if isinstance(target, Tensor) and target.numel() == 1:
         return target.reshape(())
     if isinstance(target, tuple):
-        return _from_tuple(target)
+        (one_class,) = target  # outputs are [B, K]
+        return one_class
     if isinstance(target, list):
-        classes = [_from_tuple(one) if isinstance(one, tuple) else one for one in target]
-        if not all(isinstance(one, Integral) and not isinstance(one, bool) for one in classes):
-            raise TypeError(f"a list of targets holds one class number per image, got {target}")
-        target = torch.tensor(classes, dtype=torch.int64)
+        target = torch.tensor(target).view(len(target), -1).squeeze(1)
     if isinstance(target, Tensor) and list(target.shape) != [images]:
         raise ValueError(f"one target per image is expected, [{images}]; got {list(target.shape)}")
     return target
 
 
-def _from_tuple(target: tuple[int, ...]) -> int:
-    if len(target) != 1:
-        raise ValueError(f"outputs are [B, K], so a tuple has one number, the class; got {target}")
-    return target[0]
-
-
 QuantusFunction: TypeAlias = Callable[..., NDArray[np.floating]]
 """Called as ``explain(model, inputs, targets, **kwargs)``."""
-
-ADDED_BY_QUANTUS = ("device", "method")
-"""Keyword arguments that Quantus gives by itself; a method has its device and its name already."""
 
 
 def quantus_explain_func(explain: InputShaped, /, *, strict: bool = True) -> QuantusFunction:
@@ -134,15 +120,13 @@ def quantus_explain_func(explain: InputShaped, /, *, strict: bool = True) -> Qua
     With ``strict=False`` a net that the method cannot be made for is ignored and the method's own explained; do this
     for metrics that leave the net as it is.
     """
-    if not isinstance(explain, InputShaped):
-        raise TypeError(f"a method or an explainer is expected, got {type(explain).__name__}")
 
-    def explain_func(model: Any, inputs: Any, targets: Any, **kwargs: Any) -> NDArray[np.floating]:
-        unknown = [name for name in kwargs if name not in ADDED_BY_QUANTUS]
-        if unknown:
-            raise TypeError(f'no option "{unknown[0]}" here: give it to the method, vitshap.method(name, model, ...)')
+    def explain_func(
+        model: Any, inputs: Any, targets: Any, *, device: object = None, method: object = None
+    ) -> NDArray[np.floating]:
+        # Quantus always gives device and method; a method has both already. Options are given to vitshap.method.
         made = _made_for(model, explain, strict)
-        values = made.attribute(_pixels(inputs, made), _classes(targets))
+        values = made.attribute(_pixels(inputs, made), torch.as_tensor(targets))
         shares: NDArray[np.floating] = values.float().sum(1, keepdim=True).cpu().numpy()
         return shares
 
@@ -170,10 +154,3 @@ def _pixels(inputs: Any, explain: InputShaped) -> Tensor:
     net = getattr(explain.forward_func, "net", None)
     device, dtype = (torch.device("cpu"), torch.float32) if net is None else net_device_dtype(net)
     return torch.from_numpy(np.ascontiguousarray(inputs)).to(device, dtype)
-
-
-def _classes(targets: Any) -> Tensor:
-    classes = np.asarray(targets)
-    if not np.issubdtype(classes.dtype, np.integer):
-        raise TypeError(f"targets are class numbers, got an array of {classes.dtype}")
-    return torch.from_numpy(classes.astype(np.int64))
