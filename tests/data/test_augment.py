@@ -13,7 +13,7 @@ from PIL import Image, ImageEnhance
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import adjust_hue, adjust_saturation
 
-from vitshap.counter import sample_keys, uniforms
+from vitshap.counter_rng import sample_keys, uniforms
 from vitshap.data import Augmentation, normalised
 from vitshap.data.augment import _NUMBERS, _blended, _grey, _hue_turned
 from vitshap.data.decode import as_picture, as_tensor

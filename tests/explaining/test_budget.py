@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from tests.explaining import made
 from vitshap.cli import app
-from vitshap.estimators.reliability import correlation, reliability_from_errors
+from vitshap.estimators.estimate import correlation, reliability_from_errors
 from vitshap.explaining import Explained, Source, Wanted, budget, explain_photos, spoken
 from vitshap.methods import method
 from vitshap.report import words

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from vitshap.coalitions import Coalitions
-from vitshap.estimators.estimate import Estimate
+from vitshap.estimators.estimate import Estimate, Estimator, correlation, split_half
 from vitshap.estimators.kernel import kernelshap, kernelshap_original
 from vitshap.estimators.permutation import permutation
-from vitshap.estimators.reliability import Estimator, correlation, split_half
 from vitshap.game import Game
 from vitshap.models import MaskedModel
 from vitshap.models.load import ModelSpec, load_model

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitshap.data import Splits, load_data
 from vitshap.estimators import truth
-from vitshap.estimators.reliability import correlation
+from vitshap.estimators.estimate import correlation
 from vitshap.explainers import Explainer
 from vitshap.methods import method
 from vitshap.metrics import deletion, insertion
@@ -107,12 +107,12 @@ def areas(evaluate: Evaluator, explainer: Explainer, pixels: Tensor, labels: Ten
         deleted = deletion(evaluate.model, half, explainer(some, target=target))
         chance = method("random", explainer.surrogate)(some, target=target)
         found = {
-            "insertion": inserted.target_area(own),
-            "others_insertion": inserted.nontarget_area(own),
-            "deletion": deleted.target_area(own),
-            "random_insertion": insertion(evaluate.model, half, chance).target_area(own),
-            "random_deletion": deletion(evaluate.model, half, chance).target_area(own),
+            "insertion": inserted.target(own),
+            "others_insertion": inserted.others(own),
+            "deletion": deleted.target(own),
+            "random_insertion": insertion(evaluate.model, half, chance).target(own),
+            "random_deletion": deletion(evaluate.model, half, chance).target(own),
         }
         for name, area in found.items():
-            totals[name] = totals.get(name, 0.0) + float(area.sum())
+            totals[name] = totals.get(name, 0.0) + float(area.per_image.sum())
     return {name: total / len(pixels) for name, total in totals.items()}

@@ -1,6 +1,6 @@
 """Data sets, their splits, and what is drawn for each sample: augmentation and coalitions."""
 
-from vitshap.counter import shuffled
+from vitshap.counter_rng import shuffled
 from vitshap.data.augment import Augmentation, centre, normalised
 from vitshap.data.authors import authors_evaluation_images
 from vitshap.data.coalition_draws import sample_coalitions

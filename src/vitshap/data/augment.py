@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitshap.counter import sample_keys, uniforms
+from vitshap.counter_rng import sample_keys, uniforms
 
 MILD_CROP = 0.8
 """Least area of a milder crop: the authors' own."""

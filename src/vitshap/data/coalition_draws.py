@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitshap.coalitions import CoalitionLaw, Coalitions
-from vitshap.counter import random_bits, sample_keys, whole_numbers
+from vitshap.counter_rng import random_bits, sample_keys, whole_numbers
 
 _SIZE_BITS = 53
 

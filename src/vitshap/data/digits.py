@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from vitshap.counter import shuffled
+from vitshap.counter_rng import shuffled
 from vitshap.data.dataset import ImageData, Splits
 
 _COUNTS = (1257, 180, 360)

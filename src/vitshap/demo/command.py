@@ -122,7 +122,7 @@ def _write_numbers(path: Path, found: compare.Comparison, seconds: float) -> Non
         "images": len(found.images),
         "methods": [line._asdict() for line in found.lines],
         "theorem": {
-            "error": theorem.error,
+            "error": theorem.mean,
             "bound": theorem.bound,
             "loose_bound": theorem.loose_bound,
             "holds": theorem.holds,

@@ -1,11 +1,10 @@
 """Counter-based numbers against SplitMix64's published ones, and against what uniform numbers look like."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitshap.counter import mixed, random_bits, sample_keys, shuffled, uniforms, whole_numbers
+from vitshap.counter_rng import mixed, random_bits, sample_keys, shuffled, uniforms, whole_numbers
 
 
 def test_the_stream_of_a_key_is_splitmix64() -> None:
@@ -71,9 +70,3 @@ def test_an_epochs_order_is_a_permutation_that_repeats(n: int, seed: int, epoch:
 def test_whole_numbers_keep_to_their_bits() -> None:
     numbers = whole_numbers(torch.arange(1000), 3, bits=5)
     assert set(numbers.flatten().tolist()) == set(range(32))
-
-
-@pytest.mark.parametrize("indices", [torch.zeros(3), torch.zeros(2, 2, dtype=torch.long), torch.ones(2) > 0])
-def test_indices_that_are_none_are_named(indices: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="whole numbers"):
-        sample_keys("a", indices, seed=0, epoch=0)
