@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple, TypeAlias
 
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from vitshap.data.decode import UnreadableImage
+from vitshap.data import UnreadableImage
 from vitshap.models.preprocess import eight_bit
 from vitshap.report import Failed
 

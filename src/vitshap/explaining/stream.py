@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitshap.data.decode import UnreadableImage
+from vitshap.data import UnreadableImage
 from vitshap.explaining.photos import LARGE, Photo, photo_pixels, read_photo
 from vitshap.explaining.sources import Source
 from vitshap.explaining.wanted import Wanted, only
