@@ -6,7 +6,7 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from vitshap.plots.panels import scale_ends
+from vitshap.plots.figures import scale_ends
 from vitshap.report import words
 from vitshap.report.entries import Box, Explained, Summary
 from vitshap.report.inline import map_uri, photo_uri
