@@ -21,7 +21,7 @@ from vitshap.demo import command, photos
 from vitshap.demo.compare import Comparison, Enumerated, compare, line_of, theorem_lines
 from vitshap.estimators.exact import exact
 from vitshap.explainers import Explainer, bundle
-from vitshap.methods import methods
+from vitshap.methods import list_methods
 from vitshap.metrics import ErrorBound
 from vitshap.training.recipes import load_recipe
 
@@ -53,7 +53,7 @@ def test_it_compares_every_method_with_exact_values(made: tuple[Path, Comparison
     out, found, said = made
     names = [line.method for line in found.lines]
     assert names[:2] == ["exact", "explainer"]
-    for name in methods():
+    for name in list_methods():
         assert any(line.startswith(name) for line in names), name
     exactly, learned = found.lines[:2]
     assert (exactly.own, exactly.lowest, exactly.others) == pytest.approx((1, 1, 1))

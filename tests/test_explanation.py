@@ -152,7 +152,7 @@ def test_a_class_that_was_not_explained_is_refused():
 @pytest.mark.parametrize(
     ("target", "error", "message"),
     [
-        ("dig", ValueError, 'no class is named "dig"; nearest: dog'),
+        ("dig", ValueError, 'no class is named "dig"; did you mean "dog"'),
         ("crane", ValueError, r"several classes, \[2, 3\]"),
         (4, ValueError, "classes are 0 to 3, got 4"),
         (-1, ValueError, "classes are 0 to 3, got -1"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vitshap.analytic import AnalyticGame, additive, glove, majority, random_unanimity
 from vitshap.coalitions import all_coalitions, uniform_size
-from vitshap.game import Game
+from vitshap.game import NUMBERS_AT_ONCE, Game
 
 
 def _shapley_by_permutations(game: Game) -> torch.Tensor:
@@ -113,3 +113,10 @@ def test_bad_targets_are_named(targets: torch.Tensor, error) -> None:
 def test_a_broken_game_is_named(value, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Game(value, num_players=4, num_outputs=1)(uniform_size(4).sample(3))
+
+
+def test_chunks_are_bounded_and_never_empty():
+    small = Game(lambda s: s.double(), num_players=4, num_outputs=4)
+    assert small.bounded_chunk * 8 <= NUMBERS_AT_ONCE
+    huge = Game(lambda s: s.double(), num_players=4, num_outputs=10**9)
+    assert huge.bounded_chunk == 1

@@ -50,7 +50,7 @@ def test_a_class_is_chosen_by_number_or_name() -> None:
     everyone = np.ones((1, 9), dtype=bool)
     by_name, by_number = game.as_shapiq("crane"), game.as_shapiq(2)
     assert by_name(everyone) == by_number(everyone) != game.as_shapiq("dog")(everyone)
-    with pytest.raises(ValueError, match="nearest: crane"):
+    with pytest.raises(ValueError, match='did you mean "crane"'):
         game.as_shapiq("cran")
     with pytest.raises(ValueError, match="give the class by number"):
         as_shapiq(digit_like(6, 3), "crane")

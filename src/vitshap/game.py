@@ -7,7 +7,6 @@ the empty and of the full coalition, and it counts how often it was asked.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from numbers import Integral
 from typing import TypeAlias
@@ -16,13 +15,20 @@ import torch
 from torch import Tensor
 
 from vitshap.coalitions import Coalitions
+from vitshap.errors import did_you_mean
+from vitshap.players import Players
 
 ClassLike: TypeAlias = int | str
 """A class by its index or by its name."""
+NUMBERS_AT_ONCE = 2**24
+"""Bound on the numbers that a chunk of coalitions and its values hold; 64 MiB in float32."""
 
 
 class Game:
     """Values of coalitions for a batch of ``batch_size`` inputs and ``num_outputs`` outputs (classes)."""
+
+    players: Players | None = None
+    """Which tokens each player stands for, where the game is about images."""
 
     def __init__(
         self,
@@ -77,16 +83,22 @@ class Game:
         /,
         targets: Tensor | None = None,
         *,
-        chunk: int = 4096,
+        chunk: int | None = None,
     ) -> Iterator[Tensor]:
-        """Values chunk by chunk, so that neither all coalitions nor all values need to exist at once.
+        """Yield values chunk by chunk, so that neither all coalitions nor all values need to exist at once.
 
-        ``coalitions`` is a tensor (cut into chunks of ``chunk``) or any iterable of tensors (evaluated one by one).
+        ``coalitions`` is a tensor, which is split into chunks of ``chunk`` coalitions of every input (by default as many
+        as keep a chunk and its values small), or an iterable of tensors, which are evaluated one by one.
         """
         if isinstance(coalitions, Tensor):
-            coalitions = coalitions.split(chunk, dim=-2)  # type: ignore[no-untyped-call]
+            coalitions = coalitions.split(chunk or self.bounded_chunk, dim=-2)  # type: ignore[no-untyped-call]
         for part in coalitions:
             yield self(part, targets)
+
+    @property
+    def bounded_chunk(self) -> int:
+        """How many coalitions of every input to evaluate at once, so that they and their values stay small."""
+        return max(1, NUMBERS_AT_ONCE // (self.batch_size * (self.num_players + self.num_outputs)))
 
     @property
     def null(self) -> Tensor:
@@ -154,8 +166,7 @@ def class_index(target: ClassLike, class_names: Sequence[str] | None, num_classe
     if len(found) > 1:
         raise ValueError(f'"{target}" names several classes, {found}: give the number')
     if not found:
-        near = difflib.get_close_matches(target, class_names, n=3)
-        raise ValueError(f'no class is named "{target}"' + (f"; nearest: {', '.join(near)}" if near else ""))
+        raise ValueError(f'no class is named "{target}"{did_you_mean(target, class_names)}')
     return found[0]
 
 

@@ -62,6 +62,15 @@ class Players:
             raise ValueError("players differ between images: say which image each coalition is about")
         return everyone.gather(1, flat[image])
 
+    def sum_tokens(self, scores: Tensor) -> Tensor:
+        """Sum scores of tokens ``[B, N, ...]`` into players, ``[B, d, ...]``; tokens that belong to nobody do not count."""
+        if self.one_token_each:
+            return scores
+        flat = self.labels.flatten(1).to(scores.device).expand(len(scores), -1)
+        index = flat.where(flat >= 0, self.num_players).view(*flat.shape, *[1] * (scores.ndim - 2)).expand_as(scores)
+        sums = scores.new_zeros(len(scores), self.num_players + 1, *scores.shape[2:])
+        return sums.scatter_add(1, index, scores)[:, :-1]
+
     def __getitem__(self, images: slice) -> Players:
         """The players of some of the images."""
         return Players(self.labels[images], self.num_players) if self.per_image else self

@@ -1,14 +1,11 @@
 """Leave-one-out against its formula, one coalition at a time."""
 
-from importlib import import_module
-
 import pytest
 import torch
 
 from tests.small_nets import random_images, small_net
+from vitshap import game
 from vitshap.baselines.occlusion import LeaveOneOut
-
-methods = import_module("vitshap.methods")  # the module: vitshap.methods is the function
 
 
 def test_each_value_is_what_is_lost_without_the_player():
@@ -39,7 +36,7 @@ def test_the_answer_does_not_depend_on_chunks(monkeypatch, numbers):
     model = small_net(grid=(2, 3))
     images = random_images(model, 2)
     expected = LeaveOneOut(model)(images)
-    monkeypatch.setattr(methods, "NUMBERS_AT_ONCE", numbers)
+    monkeypatch.setattr(game, "NUMBERS_AT_ONCE", numbers)
     chunked = LeaveOneOut(model)(images)
     assert chunked.evaluations == expected.evaluations
     torch.testing.assert_close(chunked.values, expected.values, atol=1e-7, rtol=0)

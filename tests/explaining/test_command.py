@@ -166,7 +166,7 @@ def test_when_no_class_fits_it_says_so_and_offers_another_way(home: Path, tmp_pa
         (["empty", "--bundle", "B"], "the folder holds no image"),
         (["photos", "--bundle", "B", "--out", "photos"], "cannot go to the folder that is searched"),
         (["photos", "--bundle", "B", "--out", "words.txt"], "words.txt is a file"),
-        (["photos", "--bundle", "B", "--target", "cranes"], "nearest: crane"),
+        (["photos", "--bundle", "B", "--target", "cranes"], 'did you mean "crane"'),
         (["photos", "--bundle", "B", "--target", "17"], "classes are 0 to 4, got 17"),
         (["photos", "--bundle", "B", "--method", "kernelshop"], 'did you mean "kernelshap"?'),
         (["photos", "--bundle", "B", "--method", "exact", "--budget", "9"], 'exact has no option "budget"'),

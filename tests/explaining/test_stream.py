@@ -81,7 +81,7 @@ def test_classes_by_name_number_and_prediction(source: Source, tmp_path: Path) -
     assert explained("bee", "predicted") == [[1] if one == 1 else [1, one] for one in predicted]
     assert len(set(predicted)) > 1, "one class for all photos would prove nothing"
     for target, message in (
-        ("cranes", "nearest: crane"),
+        ("cranes", 'did you mean "crane"'),
         ("5", "classes are 0 to 4"),
         ("-1", 'no class is named "-1"'),
     ):

@@ -1,7 +1,6 @@
 """Insertion and deletion against a plain loop, and that nothing irrelevant changes them."""
 
 from dataclasses import replace
-from importlib import import_module
 
 import pytest
 import torch
@@ -15,8 +14,6 @@ from vitshap.methods import method
 from vitshap.metrics import deletion, insertion
 from vitshap.models import MaskedModel, wrap
 from vitshap.players import Players
-
-methods = import_module("vitshap.methods")  # the module: vitshap.methods is the function
 
 
 def explain(model: MaskedModel, images: Tensor, values: Tensor, players=None) -> Explanation:
@@ -105,7 +102,7 @@ def test_chunks_do_not_matter(monkeypatch, numbers):
     pixels = random_images(model, 2)
     explanations = [method(name, model)(pixels) for name in ("leave-one-out", "random")]
     expected = [insertion(model, pixels, one).points for one in explanations]
-    monkeypatch.setattr(methods, "NUMBERS_AT_ONCE", numbers)
+    monkeypatch.setattr("vitshap.game.NUMBERS_AT_ONCE", numbers)
     for one, points in zip(explanations, expected, strict=True):
         torch.testing.assert_close(insertion(model, pixels, one).points, points, atol=ROUNDING, rtol=0)
 

@@ -26,11 +26,6 @@ class Random(Method):
     class_specific = False
     unit: ClassVar[Unit | None] = "score"
 
-    def __post_init__(self) -> None:
-        """Refuse a seed that is not a number."""
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise TypeError(f"seed must be an int, got {type(self.seed).__name__}")
-
     def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
         """Draw; the game is not asked."""
         scores = [torch.rand(game.num_players, generator=g) for g in image_generators(pixels, self.seed)]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitshap.game import Game
-from vitshap.methods import Attribution, Method, bounded_chunk, take_classes
+from vitshap.methods import Attribution, Method, take_classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,5 +24,5 @@ class LeaveOneOut(Method):
     def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
         """Evaluate the ``d`` coalitions that lack one player."""
         all_but_one = ~torch.eye(game.num_players, dtype=torch.bool, device=game.device)
-        without = torch.cat(list(game.stream(all_but_one, targets, chunk=bounded_chunk(game))), dim=1)  # [B, d, T]
+        without = torch.cat(list(game.stream(all_but_one, targets)), dim=1)  # [B, d, T]
         return Attribution(take_classes(game.grand[:, None, :], targets) - without)

@@ -24,10 +24,11 @@ from vitshap.estimators.reliability import correlation
 from vitshap.explainers import Explainer
 from vitshap.explanation import Explanation
 from vitshap.game import Game
-from vitshap.methods import Attribution, explain_game, method, methods, resolve_target
+from vitshap.methods import Attribution, explain_game, list_methods, method, resolve_target
 from vitshap.metrics import ErrorBound, error_bound
 from vitshap.models import MaskedModel
 from vitshap.models.masked import ImageGame
+from vitshap.players import Players
 
 BUDGETS = (128, 1024)
 """Evaluations per image of methods that sample."""
@@ -66,6 +67,8 @@ class Comparison:
 
 class Enumerated(Game):
     """A game that knows the values of all its coalitions."""
+
+    players: Players
 
     def __init__(self, game: ImageGame, console: Console) -> None:
         """Ask ``game`` about each, with a progress bar."""
@@ -179,11 +182,11 @@ class _Asked(NamedTuple):
 
 
 def _others(model: MaskedModel, images: Tensor, budgets: Sequence[int]) -> Iterator[tuple[str, _Asked]]:
-    """Every registered method but "exact", those that sample once for each budget."""
-    for name in methods():
-        if name == "exact":
+    """Every registered method but "exact" and "explainer", those that sample once for each budget."""
+    for name in list_methods():
+        if name in ("exact", Explainer.name):
             continue
-        samples = hasattr(method(name, model), "budget")
+        samples = method(name, model).samples
         for budget in budgets if samples else (0,):
             options = {"budget": budget} if samples else {}
             yield f"{name}, {budget:,}" if samples else name, _Asked(model, images, name, options)

@@ -21,7 +21,7 @@ from vitshap.explaining.budget import LADDER
 from vitshap.explaining.nets import load_model, reachable_hub
 from vitshap.explaining.wanted import Wanted
 from vitshap.explanation import Explanation
-from vitshap.methods import Explains, Target, method, methods
+from vitshap.methods import MethodLike, Target, list_methods, method
 from vitshap.models import MaskedModel
 from vitshap.models.base import unwrapped
 from vitshap.players import resolve
@@ -46,7 +46,7 @@ class Source:
     """What explains, and what is to be said of it."""
 
     model: MaskedModel
-    method: Explainer | Explains
+    method: Explainer | MethodLike
     method_name: str
     name: str
     """The bundle or the net, in words."""
@@ -121,7 +121,7 @@ def open_bundle(
         )
     name = known[0] if name is None else name
     if method_name is not None:
-        _known_method(method_name, [EXPLAINER, *methods()])
+        _known_method(method_name, list_methods())
     with reachable_hub(None if name in known else name):
         config = bundle.read(name)
         explainer = bundle.load(name, classifier=classifier, device=device)
@@ -166,7 +166,7 @@ def open_model(
     if method_name == EXPLAINER:
         raise ValueError("--method explainer needs a stored explainer: give --bundle too, or another method")
     method_name = method_name or "kernelshap"
-    _known_method(method_name, methods())
+    _known_method(method_name, list_methods())
     model, said = load_model(name, weights)
     _need_preprocess(model, f"the model {name}")
     model.to(device)
@@ -193,7 +193,7 @@ def _known_method(name: str, known: list[str]) -> None:
     raise ValueError(f'no method is named "{name}"; {hint}')
 
 
-def _method(name: str, model: MaskedModel, budget: int | None, players: int | None, **options: Any) -> Explains:
+def _method(name: str, model: MaskedModel, budget: int | None, players: int | None, **options: Any) -> MethodLike:
     if players is not None:
         if resolve(players, model.grid).num_players < 2:
             raise ValueError(f"--players {players} makes one player of all patches: give a smaller side")

@@ -125,6 +125,22 @@ class Explanation:
         """One explanation per image."""
         return (self[i] for i in range(len(self)))
 
+    def select(self, classes: Sequence[int], /) -> Explanation:
+        """Return the explanation of some of the explained classes, by number, in this order and each of them once."""
+        wanted = torch.tensor(list(dict.fromkeys(classes)))
+        match = self.classes[:, :, None] == wanted  # [B, T, selected]
+        if not bool(match.any(1).all()):
+            raise ValueError(f"not all of the classes {wanted.tolist()} are explained for every image")
+        column = match.int().argmax(1)
+
+        parts: dict[str, Any] = {}
+        for name in ("values", "classes", "base_values", "full_values", "stderr"):
+            numbers: Tensor | None = getattr(self, name)
+            if numbers is not None:
+                at = column if numbers.ndim == 2 else column[:, None].expand(-1, numbers.shape[1], -1)
+                parts[name] = numbers.gather(-1, at)
+        return replace(self, **parts)
+
     def efficiency_gap(self) -> Tensor:
         """``sum(values) - (full - base)``, float64 ``[B, T]``: rounding error, for additive explanations."""
         if self.base_values is None or self.full_values is None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitshap.explanation import Explanation
 from vitshap.game import Game
-from vitshap.methods import ExplainableModel, bounded_chunk, image_generators
+from vitshap.methods import ExplainableModel, image_generators
 from vitshap.players import Players
 
 
@@ -115,7 +115,7 @@ def _inner_points(game: Game, ranks: Tensor, classes: Tensor, insert: bool) -> T
     jobs = torch.cartesian_prod(torch.arange(paths), torch.arange(1, d)).to(game.device).view(-1, 2)
     shared = paths < classes.shape[1]  # one path, read for all classes
     parts = []
-    chunk = bounded_chunk(game)
+    chunk = game.bounded_chunk
     for start in range(0, len(jobs), chunk):
         path, step = jobs[start : start + chunk].unbind(1)
         inside = ranks[:, path] < step[:, None]  # [B, S, d]

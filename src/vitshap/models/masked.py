@@ -44,6 +44,8 @@ class Prepared(NamedTuple):
 class ImageGame(Game):
     """The game of a batch of images: embedded once, asked about any coalitions of their patches."""
 
+    players: Players
+
     def __init__(
         self, model: MaskedModel, prepared: Prepared, players: Players, precision: Precision | None = None
     ) -> None:

@@ -1,46 +1,30 @@
-"""The registry of methods, and what all of them share.
+"""What all methods share: the base classes, and how an ``Explanation`` is made from computed values.
 
-A method is looked up by name and loaded only then, so that this file knows none of them: each later part adds
-a file and a line to the table. A method made from a model is called ``m(images, target=None)`` and returns an
-``Explanation``. What is the same for all of them (reading the target, timing, counting, assembling the
-result) is done once, here; a method itself only says how values come out of a game.
+A method made for a model is called ``m(images, target=None)`` and returns an ``Explanation``. Reading the target, timing,
+counting evaluations and assembling the result are done here, once; a subclass only computes values:
+
+- ``Method``: from a game, in ``compute(game, pixels, targets)``
+- ``SamplingMethod``: the same, with a budget of evaluations
+- ``TokenMethod``: from the network itself, in ``score_tokens(pixels, targets)``
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
-import inspect
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
-from numbers import Integral
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, cast
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from vitshap.errors import did_you_mean
-from vitshap.explanation import CaptumTarget, ClassLike, Explanation, InputShaped, PredictionBy, Unit, class_index
+from vitshap.explanation import CaptumTarget, Explanation, InputShaped, PredictionBy, Unit
 from vitshap.game import Game
+from vitshap.methods.targets import Target, resolve_target
+from vitshap.models.base import Adapter
 from vitshap.players import Players, PlayersLike
-
-Target: TypeAlias = ClassLike | Sequence[ClassLike] | Tensor | Callable[[Tensor], Tensor] | None
-"""A class, a list of classes for every image, a tensor ``[B]`` (one class per image) or ``[B, T]``,
-``"predicted"``, a function from predictions ``[B, K]`` to such a tensor, or None for all classes."""
-
-_TABLE = {
-    "exact": "vitshap.estimators.as_methods:Exact",
-    "kernelshap": "vitshap.estimators.as_methods:KernelShap",
-    "kernelshap-original": "vitshap.estimators.as_methods:KernelShapOriginal",
-    "permutation": "vitshap.estimators.as_methods:Permutation",
-    "leave-one-out": "vitshap.baselines.occlusion:LeaveOneOut",
-    "random": "vitshap.baselines.chance:Random",
-}
-
-NUMBERS_AT_ONCE = 2**24
-"""Bound on the numbers that a chunk of coalitions and its values hold; 64 MiB in float32."""
 
 
 class PreparedImages(Protocol):
@@ -53,8 +37,10 @@ class PreparedImages(Protocol):
 
 
 class ExplainableModel(Protocol):
-    """What a method asks of a model; a wrapped net is one. Its games have an attribute ``players``."""
+    """What a method needs of a model; a wrapped network (``MaskedModel``) has it. Its games say who their players are."""
 
+    @property
+    def adapter(self) -> Adapter: ...  # the network's modules: for methods that read its tokens or attention
     @property
     def class_names(self) -> Sequence[str] | None: ...
     @property
@@ -65,8 +51,12 @@ class ExplainableModel(Protocol):
     def game(self, images: Any, /, *, players: PlayersLike | None = None) -> Game: ...
 
 
-class Explains(Protocol):
-    """What a registered method gives for a model: every ``Method`` does."""
+class MethodLike(Protocol):
+    """What ``vitshap.method`` returns: a ``Method``, or an ``Explainer``."""
+
+    name: ClassVar[str]
+    samples: ClassVar[bool]
+    """Whether it is a ``SamplingMethod``: its accuracy depends on a budget of evaluations."""
 
     def __call__(self, images: Any, /, target: Target = None) -> Explanation: ...
     def attribute(self, inputs: Tensor, target: CaptumTarget = None) -> Tensor: ...
@@ -93,10 +83,22 @@ class Method(InputShaped, ABC):
     """What kind of net the model is; None: a surrogate if it says that it stands for a classifier."""
 
     name: ClassVar[str]
+    samples: ClassVar[bool] = False
     additive: ClassVar[bool] = False
     unit: ClassVar[Unit | None] = None
     """None: the unit of the model's output."""
     class_specific: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Raise ``TypeError`` if the model is not wrapped."""
+        if hasattr(self.model, "game") and hasattr(self.model, "prepare"):
+            return
+        given = type(self.model).__name__
+        if hasattr(self.model, "surrogate"):
+            raise TypeError(
+                f"{self.name} needs a wrapped network, not an explainer ({given}): give explainer.surrogate"
+            )
+        raise TypeError(f"{self.name} needs a wrapped network, got {given}: wrap it first, vitshap.wrap(net)")
 
     @property
     def forward_func(self) -> ExplainableModel:
@@ -138,37 +140,40 @@ class Method(InputShaped, ABC):
         )
 
 
-def methods() -> list[str]:
-    """Names that ``method`` knows."""
-    return list(_TABLE)
+@dataclass(frozen=True, eq=False)
+class SamplingMethod(Method):
+    """A method whose accuracy grows with the number of coalitions that it evaluates."""
+
+    budget: int = 4096
+    """Evaluations per image, the empty and the full coalition included; never exceeded."""
+    seed: int = 0
+    progress: Callable[[Any], object] | None = None
+    """Called with every partial estimate; see ``vitshap.estimators.progress.progress_bar``."""
+
+    samples: ClassVar[bool] = True
+
+    def with_budget(self, budget: int, /) -> Self:
+        """Return the same method with this many evaluations per image."""
+        return replace(self, budget=budget)
+
+    def with_progress(self, progress: Callable[[Any], object], /) -> Self:
+        """Return the same method calling ``progress`` with every partial estimate."""
+        return replace(self, progress=progress)
 
 
-def method(name: str, model: ExplainableModel, /, **options: Any) -> Explains:
-    """The method of this name for this model; call it with images. Unknown options are a ``TypeError``."""
-    if name not in _TABLE:
-        raise ValueError(f'no method is named "{name}"{did_you_mean(name, methods())}')
-    if not (hasattr(model, "game") and hasattr(model, "prepare")):
-        given = type(model).__name__
-        if hasattr(model, "surrogate"):
-            raise TypeError(f"{name} asks a wrapped net, not an explainer ({given}): give explainer.surrogate")
-        raise TypeError(f"{name} asks a wrapped net, got {given}: wrap it first, vitshap.wrap(net)")
-    module, _, attribute = _TABLE[name].partition(":")
-    factory = getattr(importlib.import_module(module), attribute)
-    known = list(inspect.signature(factory).parameters)[1:]  # the first is the model
-    for option in options:
-        if option not in known:
-            raise TypeError(f'{name} has no option "{option}"{did_you_mean(option, known)}')
-    return cast(Explains, factory(model, **options))
+@dataclass(frozen=True, eq=False)
+class TokenMethod(Method):
+    """A method that scores the tokens of the network's grid; the score of a player is the sum over its tokens."""
 
+    unit: ClassVar[Unit | None] = "score"
 
-def register(name: str, location: str, /) -> None:
-    """Add a method: ``location`` is ``"module:attribute"``, called as ``attribute(model, **options)``."""
-    module, separator, attribute = location.partition(":")
-    if not (module and separator and attribute):
-        raise ValueError(f'a method\'s location is "module:attribute", got "{location}"')
-    if _TABLE.get(name, location) != location:
-        raise ValueError(f'the name "{name}" is taken by {_TABLE[name]}')
-    _TABLE[name] = location
+    @abstractmethod
+    def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> Tensor:
+        """Return a score of every patch token for ``targets`` (classes, int64 ``[B, T]``): ``[B, N, T]``."""
+
+    def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
+        """Sum the token scores into players; the game is not evaluated."""
+        return Attribution(players_of(game).sum_tokens(self.score_tokens(pixels, targets)))
 
 
 def _kind(model: ExplainableModel) -> PredictionBy:
@@ -194,9 +199,7 @@ def explain_game(
 
     Values of players that an image lacks are set to 0.
     """
-    players = getattr(game, "players", None)
-    if not isinstance(players, Players):
-        raise TypeError("the game must say who plays: it needs an attribute players, of vitshap.players.Players")
+    players = players_of(game)
     mask = players.player_mask.expand(game.batch_size, -1).cpu()
     absent = ~mask[..., None]
     stderr = attribution.stderr
@@ -223,40 +226,16 @@ def explain_game(
     )
 
 
-def resolve_target(target: Target, prediction: Tensor, class_names: Sequence[str] | None) -> Tensor:
-    """Turn what the user wrote into classes, int64 ``[B, T]``; ``prediction`` is ``[B, K]``."""
-    images, num_classes = prediction.shape
-    if callable(target):
-        target = target(prediction)
-    if target is None:
-        return torch.arange(num_classes, device=prediction.device).expand(images, -1).contiguous()
-    if isinstance(target, str) and target == "predicted":
-        return prediction.argmax(1, keepdim=True)
-    if isinstance(target, Tensor) and target.ndim > 0:
-        return _target_tensor(target, images, num_classes).to(prediction.device)
-    if isinstance(target, Tensor):
-        target = target.item()  # type: ignore[assignment]
-    if isinstance(target, Integral | str):
-        listed: Sequence[ClassLike] = [target]
-    elif isinstance(target, list | tuple | range):
-        listed = target
-    else:
-        kinds = 'a class (number or name), a list of them, a tensor, "predicted" or None'
-        raise TypeError(f"target is {kinds}; got {target!r}")
-    if not listed:
-        raise ValueError("target is an empty list: name at least one class, or give None for all")
-    classes = [class_index(one, class_names, num_classes) for one in listed]
-    return torch.tensor([classes], device=prediction.device).repeat(images, 1)
+def players_of(game: Game) -> Players:
+    """Return the players of an image's game."""
+    if game.players is None:
+        raise TypeError("the game must say who plays: it needs an attribute players, of vitshap.players.Players")
+    return game.players
 
 
 def take_classes(values: Tensor, targets: Tensor) -> Tensor:
     """Of values for all classes ``[B, d, K]`` those for ``targets`` (int64 ``[B, T]``): ``[B, d, T]``."""
     return values.gather(2, targets[:, None, :].expand(-1, values.shape[1], -1))
-
-
-def bounded_chunk(game: Game) -> int:
-    """How many coalitions of every input to evaluate at once, so that they and their values stay small."""
-    return max(1, NUMBERS_AT_ONCE // (game.batch_size * (game.num_players + game.num_outputs)))
 
 
 def image_generators(pixels: Tensor, seed: int) -> list[torch.Generator]:
@@ -268,19 +247,6 @@ def image_generators(pixels: Tensor, seed: int) -> list[torch.Generator]:
     bytes_of = (image.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() for image in pixels)
     digests = (hashlib.blake2b(raw, digest_size=7, key=key).digest() for raw in bytes_of)
     return [torch.Generator().manual_seed(int.from_bytes(digest, "big")) for digest in digests]
-
-
-def _target_tensor(target: Tensor, images: int, num_classes: int) -> Tensor:
-    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
-        raise TypeError(f"a target tensor holds integers, got {target.dtype}")
-    classes = target.to(torch.int64)
-    if classes.ndim == 1:
-        classes = classes[:, None]
-    if classes.ndim != 2 or classes.shape[0] != images or classes.numel() == 0:
-        raise ValueError(f"a target tensor is [{images}] or [{images}, T], got {list(target.shape)}")
-    if not 0 <= int(classes.min()) <= int(classes.max()) < num_classes:
-        raise ValueError(f"classes are 0 to {num_classes - 1}, got {classes.flatten().tolist()[:8]}")
-    return classes
 
 
 def _result(tensor: Tensor) -> Tensor:
