@@ -12,8 +12,8 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.explaining import chromium
 from tests.explaining import made as small
-from tests.report import chromium
 from vitshap import Explanation, demo
 from vitshap.cli import app
 from vitshap.data import load_digits

@@ -29,7 +29,6 @@ ROOMS = [
     "explainers",
     "data",
     "training",
-    "report",
     "explaining",
     "experiments",
     "serve",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -304,11 +304,17 @@ _LOSSY = {"quality": 92}
 """Less leaves halos around letters."""
 
 
-def save(figure: Figure, path: str | os.PathLike[str], *, dpi: float | None = None) -> Path:
-    """Write the figure in the format of the path's extension; folders that are missing are made.
+def save(
+    figure: Figure,
+    path: str | os.PathLike[str],
+    *,
+    dpi: float | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> Path:
+    """Write the figure in the format of the path's extension, and return the path; missing folders are made.
 
-    ``dpi``: by default the figure's own, and 200 for the pictures inside of PDF and SVG. An existing file is
-    replaced only by a complete one. Returns the path.
+    ``dpi``: by default the figure's own, and 200 for the pictures inside PDF and SVG. ``metadata``: further text in
+    PNG, PDF and SVG. An existing file is replaced only by a complete one.
     """
     path = Path(path)
     kind = path.suffix.lower().removeprefix(".")
@@ -318,7 +324,7 @@ def save(figure: Figure, path: str | os.PathLike[str], *, dpi: float | None = No
         raise ValueError(f"{path} has {given}; figures are saved as {known}")
     options: dict[str, Any] = {"dpi": dpi or (200 if kind in _VECTOR else "figure")}
     if kind in ("png", *_VECTOR):
-        options["metadata"] = {"Software" if kind == "png" else "Creator": SOFTWARE}
+        options["metadata"] = {"Software" if kind == "png" else "Creator": SOFTWARE, **(metadata or {})}
     if kind in ("jpg", "jpeg", "webp"):
         options["pil_kwargs"] = _LOSSY
     write_atomically(path, lambda temporary: figure.savefig(temporary, format=kind, **options))
