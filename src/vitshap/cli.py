@@ -6,16 +6,15 @@ import inspect
 import os
 import signal
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
-from vitshap.bench import command as bench
-from vitshap.bench import quality_commands, speed_commands  # noqa: F401 (they register themselves)
 from vitshap.explaining import command as explaining
 
 T = TypeVar("T")
@@ -26,7 +25,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.add_typer(bench.app, name="bench")
 console = Console()
 
 
@@ -112,9 +110,36 @@ class OncePerOption(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-for _owner in (app, bench.app):
-    for _command in _owner.registered_commands:
-        _command.cls = OncePerOption
+def _single_values(commands: typer.Typer) -> None:
+    for command in commands.registered_commands:
+        command.cls = OncePerOption
+
+
+class _Bench(TyperGroup):
+    """``vitshap bench``, imported only when it is used."""
+
+    @cached_property
+    def _group(self) -> Any:
+        from vitshap.bench import experiment_commands, speed_commands  # noqa: F401 (they register themselves)
+        from vitshap.bench.command import app as bench
+
+        _single_values(bench)
+        return typer.main.get_command(bench)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """List the subcommands."""
+        return list(self._group.list_commands(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a subcommand."""
+        return self._group.get_command(ctx, cmd_name)
+
+
+app.add_typer(
+    typer.Typer(cls=_Bench, help="Measure speed, as ratios within one run, and quality.", no_args_is_help=True),
+    name="bench",
+)
+_single_values(app)
 
 
 def main() -> None:

@@ -91,7 +91,7 @@ def test_of_many_classes_the_most_probable_are_drawn_and_all_are_stored(
     assert result.exit_code == 0, result.output
     record = json.loads((home / "a.jsonl").read_text())
     best = [one["name"] for one in record["predicted"]]
-    assert f"patches that speak most for {best[0]} " in result.stdout
+    assert f"patches that support {best[0]} most" in result.stdout
     assert [one["name"] for one in record["explained"]] == best
     names = {path.name for path in (home / "vitshap-output").glob("*.png")}
     assert names == {f"0-{name.replace(' ', '_')}.png" for name in best[:2]}

@@ -1,19 +1,21 @@
-"""What carries an explainer beyond the paper's procedure: its steps alone and together, at equal evaluations.
+"""Ablation: train an explainer with each step beyond the paper's procedure alone, with all, and with all but one.
 
-Values of coalitions are computed once per law of sizes and shared by the variants that differ in the loss alone.
+All variants spend equally many evaluations. Coalition values are computed once per distribution of sizes and shared by
+variants that differ in the loss only.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
+from vitshap.experiments.tables import Column, Table
 from vitshap.explainers import Explainer, ExplainerConfig
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
@@ -24,25 +26,32 @@ from vitshap.training.recipes import load_recipe
 from vitshap.training.values import Evaluator, ValueStore
 
 RECIPE = "imagenette-deit-tiny"
-"""Whose steps are measured."""
+"""Recipe whose steps are measured."""
 Judge = Callable[[Explainer], dict[str, float | None]]
+"""Computes scores of an explainer, by name."""
+SCORES = (
+    *(f"{prefix}{name}" for name in ("target", "others") for prefix in ("reliability_", "raw_", "")),
+    *("insertion", "others_insertion", "deletion", "random_insertion", "random_deletion", "loss"),
+)
+"""Columns of the table with a judge's scores; those that a judge does not compute stay empty."""
 
 
-@dataclass(frozen=True)
-class Line:
-    """One variant."""
-
-    variant: str
-    evaluations: int
-    values_seconds: float
-    """Spent on values of coalitions; 0 where those of an earlier variant were used, or where they are part of training."""
-    training_seconds: float
-    best_epoch: int
-    scores: dict[str, float | None]
+def results_table(title: str) -> Table:
+    """Make the empty table of an ablation: one row per variant."""
+    columns = (
+        Column("variant"),
+        Column("evaluations", ",.0f"),
+        Column("values_seconds", ",.0f", "s", title="coalition values"),
+        Column("training_seconds", ",.0f", "s", title="training"),
+        Column("best_epoch", ".0f"),
+        *(Column(name, ".3f") for name in SCORES),
+    )
+    note = "coalition values: 0 s where an earlier variant's are used, or where they are computed during training"
+    return Table(title, columns, notes=[note])
 
 
 def variants(views: int, coalitions: int, num_players: int, *, passes: int = 2) -> dict[str, ExplainerTraining]:
-    """The paper's procedure, its loss on stored values, every step alone on top of that, all together, and all but one."""
+    """Return the paper's procedure, its loss on stored values, every step alone on top of that, all, and all but one."""
     loop = LoopConfig(epochs=passes * views, batch_size=256, learning_rate=3e-4, warmup_steps=200, save_every=10**9)
     plain = ValuesConfig(
         views=views,
@@ -68,7 +77,7 @@ def variants(views: int, coalitions: int, num_players: int, *, passes: int = 2) 
 
 
 def recipe_steps() -> dict[str, dict[str, Any]]:
-    """What each step changes, by the part of the configuration, to what the shipped recipe says."""
+    """Return what each step changes, by part of the configuration, with the shipped recipe's settings."""
     recipe = load_recipe(RECIPE).explainer
     values, views = recipe.values, recipe.augmentation
     assert views is not None
@@ -94,7 +103,7 @@ def _with(config: ExplainerTraining, changes: Iterable[dict[str, Any]]) -> Expla
 
 
 def _equal_evaluations(config: ExplainerTraining, images: int, samples: int) -> ExplainerTraining:
-    """Fewer coalitions of each where some images are repeated."""
+    """Use fewer coalitions per image where some images are repeated."""
     if config.values.unsure == 1:
         return config
     coalitions = round((number(config.values.coalitions) + 1) * images / samples) - 1
@@ -109,12 +118,14 @@ def ablate(
     chosen: dict[str, ExplainerTraining],
     folder: Path,
     *,
+    table: Table,
     compiled: bool = False,
+    finished: Callable[[Table], object] = lambda table: None,
     console: Console | None = None,
-) -> Iterator[Line]:
-    """Train every variant and yield what it is worth.
+) -> Table:
+    """Train every variant and add its row to ``table``; ``finished`` is called with the table after every row.
 
-    ``compiled``: the evaluation of coalitions; trainings are too short to gain by it.
+    ``compiled``: compile the evaluation of coalitions; trainings are too short to gain by it.
     """
     evaluate = Evaluator(surrogate, compiled=compiled)
     unseen = Images(surrogate, val, None, seed=0)
@@ -125,7 +136,7 @@ def ablate(
         started, store = time.perf_counter(), None
         if config.procedure == "values":
             values = config.values
-            # A pilot chooses sizes for what the loss weighs: its values serve those alone that weigh alike.
+            # A pilot chooses sizes by the weights of the loss: only variants with the same weights share its values.
             law = (values.weighing, values.emphasis) if values.allocation == "pilot" else None
             key = (config.augmentation, law, values.views, values.coalitions, values.milder, values.unsure)
             if key not in stores:
@@ -146,11 +157,14 @@ def ablate(
         best = min(history, key=lambda line: line[held_out.select])
         per_image = number(config.values.coalitions) if store is not None else config.coalitions
         rounds = number(config.values.views if store is not None else config.loop.epochs)
-        yield Line(
+        table.add(
             variant=name,
             evaluations=rounds * len(images) * (per_image + 1),
             values_seconds=values_seconds,
             training_seconds=seconds,
             best_epoch=int(best["epoch"]),
-            scores={**judge(explainer), "loss": best["loss"]},
+            **judge(explainer),
+            loss=best["loss"],
         )
+        finished(table)
+    return table

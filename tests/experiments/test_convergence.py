@@ -9,8 +9,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from tests.models import nets
-from vitshap.bench import convergence
 from vitshap.coalitions import shapley_kernel
+from vitshap.experiments import convergence
 from vitshap.models import wrap
 
 
@@ -22,41 +22,41 @@ def game_of():
 
 
 def test_more_evaluations_are_more_reliable_and_nearer_to_the_reference(game_of) -> None:
-    lines = convergence.measure_budgets(game_of, 3, [300, 3000], reference=20_000)
-    by = {(line.estimator, line.budget): line for line in lines}
-    assert len(lines) == 2 * len(convergence.ESTIMATORS)
+    table = convergence.measure_budgets(game_of, 3, [300, 3000], reference=20_000)
+    by = {(row["estimator"].value, row["budget"].value): row for row in table.rows}
+    assert len(table.rows) == 2 * len(convergence.ESTIMATORS)
     for name in convergence.ESTIMATORS:
-        assert by[name, 3000].correlation > by[name, 300].correlation
-        assert by[name, 3000].reliability_other > by[name, 300].reliability_other
-    assert by["kernelshap", 3000].correlation > 0.999
-    assert by["kernelshap", 300].correlation > by["kernelshap-original", 300].correlation
+        for key in ("correlation", "correlation_other", "reliability_other"):
+            assert by[name, 3000][key].value > by[name, 300][key].value
+    assert by["kernelshap", 3000]["correlation"].value > 0.999
+    assert by["kernelshap", 300]["correlation"].value > by["kernelshap-original", 300]["correlation"].value
 
 
-def test_what_comes_next_is_said_and_budgets_that_are_too_small_are_left_out(game_of) -> None:
-    said: list[tuple[str, int | None]] = []
+def test_measurements_are_announced_and_budgets_that_are_too_small_are_left_out(game_of) -> None:
+    announced: list[tuple[str, int | None]] = []
     parts: list[int] = []
 
-    def begin(title: str, evaluations: int | None = None, /) -> None:
-        said.append((title, evaluations))
+    def start(title: str, evaluations: int | None = None, /) -> None:
+        announced.append((title, evaluations))
 
-    lines = convergence.measure_budgets(
+    table = convergence.measure_budgets(
         lambda part: convergence.watched(game_of(part), parts.append),
         3,
         [20],
         reference=400,
         estimators=["kernelshap", "kernelshap-original"],
-        begin=begin,
+        start=start,
     )
-    assert [line.estimator for line in lines] == ["kernelshap"]
-    assert said[0] == ("reference, 3 images, evaluations of each", 400)
-    assert "kernelshap-original, budget 20, is left out: a budget of 20 evaluations is too small" in said[-1][0]
+    assert table.values("estimator") == ["kernelshap"]
+    assert announced[0] == ("reference, 3 images, evaluations of each", 400)
+    assert "kernelshap-original, budget 20, is left out: a budget of 20 evaluations is too small" in announced[-1][0]
     assert max(parts) <= 128
     before = sum(parts)
     reached = convergence.measure_threshold(
-        lambda part: convergence.watched(game_of(part), parts.append), 1, 0.3, budget=4000, begin=begin
+        lambda part: convergence.watched(game_of(part), parts.append), 1, 0.3, budget=4000, start=start
     )
-    assert said[-1][0] == "image 1 of 1 until error/range < 0.3, evaluations"
-    assert sum(parts) - before == reached.evaluations[0] + 64  # and those to warm up
+    assert announced[-1][0] == "image 1 of 1 until error/range < 0.3, evaluations"
+    assert sum(parts) - before == reached.values("evaluations")[0] + 64  # and those to warm up
 
 
 def test_a_watched_game_has_the_same_values(game_of) -> None:
@@ -67,10 +67,10 @@ def test_a_watched_game_has_the_same_values(game_of) -> None:
 def test_the_threshold_takes_more_when_it_is_smaller(game_of) -> None:
     coarse = convergence.measure_threshold(game_of, 3, 0.3, budget=4000)
     fine = convergence.measure_threshold(game_of, 3, 0.02, budget=4000)
-    assert all(coarse.converged)
-    assert sum(fine.evaluations) > sum(coarse.evaluations)
+    assert all(coarse.values("converged"))
+    assert sum(fine.values("evaluations")) > sum(coarse.values("evaluations"))
     unreachable = convergence.measure_threshold(game_of, 1, 1e-9, budget=300)
-    assert unreachable.converged == [False]
+    assert unreachable.values("converged") == [False]
 
 
 def test_weights_rows_of_the_head_and_images_are_loaded(tmp_path: Path) -> None:

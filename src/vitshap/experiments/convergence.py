@@ -1,14 +1,14 @@
-"""How many evaluations and seconds an image takes until its Shapley values are known well enough.
+"""Measure how many evaluations and seconds an image takes until its Shapley values have converged.
 
-Three questions, each over the same images: when does the error fall below a share of the range (the paper's rule), when
-do two halves of the evaluations agree, and how well does a budget correlate with a reference of very many evaluations.
+Three measures, over the same images: the evaluations until the error falls below a share of the range (the paper's rule),
+the agreement of two halves of the evaluations (reliability), and the correlation of a budget's values with a reference of
+very many evaluations.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vitshap.coalitions import Coalitions
-from vitshap.estimators.estimate import Estimate
 from vitshap.estimators.kernel import kernelshap, kernelshap_original
 from vitshap.estimators.permutation import permutation
 from vitshap.estimators.reliability import Estimator, correlation, split_half
+from vitshap.experiments.tables import Column, Table
 from vitshap.game import Game
 from vitshap.models import MaskedModel, wrap
 
@@ -33,41 +33,28 @@ ESTIMATORS: dict[str, Estimator] = {
 }
 
 
-class Begin(Protocol):
+BUDGET_COLUMNS = (
+    Column("estimator"),
+    Column("budget", ",.0f", "evaluations/image"),
+    Column("seconds", ".3f", "s/image", title="time"),
+    Column("reliability", ".4f"),
+    Column("reliability_other", ".4f"),
+    Column("correlation", ".4f"),
+    Column("correlation_other", ".4f"),
+)
+_NOTE = "other: mean over the classes that are not predicted. correlation: with the reference"
+
+
+class Start(Protocol):
     """Called with what is measured next, and with its evaluations where they are known."""
 
     def __call__(self, title: str, evaluations: int | None = None, /) -> object: ...
 
 
-@dataclass(frozen=True)
-class Line:
-    """What a budget gives, averaged over images; ``other``: the mean over classes that are not the target."""
-
-    estimator: str
-    budget: int
-    seconds: float
-    """Per image."""
-    reliability: float
-    reliability_other: float
-    correlation: float
-    """With the reference."""
-    correlation_other: float
-
-
-@dataclass(frozen=True)
-class Reached:
-    """Evaluations and seconds per image until every class is below the threshold."""
-
-    threshold: float
-    evaluations: list[int]
-    seconds: list[float]
-    converged: list[bool]
-
-
 def load(
     name: str, weights: Path, classes: Sequence[int], data: Path, count: int, device: torch.device
 ) -> tuple[MaskedModel, Tensor]:
-    """A timm net with given weights and rows of its head, and the first images of a folder; half precision on a GPU."""
+    """Load a timm model, keeping the given rows of its head, and the first images of a folder; half precision on a GPU."""
     import timm
 
     net = timm.create_model(name)
@@ -85,7 +72,7 @@ def load(
 
 
 def watched(game: Game, add: Callable[[int], object]) -> Game:
-    """The same game, evaluated in parts that take seconds at most; ``add`` is given the number of each part."""
+    """Return the same game, evaluated in parts that take seconds at most; ``add`` is called with the size of each part."""
     part = 4096 if game.device.type == "cuda" else 128
 
     def value(coalitions: Coalitions) -> Tensor:
@@ -112,37 +99,41 @@ def measure_budgets(
     *,
     reference: int,
     estimators: Sequence[str] = tuple(ESTIMATORS),
-    note: Callable[[Line], object] = lambda line: None,
-    begin: Begin = lambda title, evaluations=None: None,
+    finished: Callable[[Table], object] = lambda table: None,
+    start: Start = lambda title, evaluations=None: None,
     seed: int = 0,
-) -> list[Line]:
-    """Reliability and correlation of estimators and budgets with a reference of ``reference`` evaluations.
+) -> Table:
+    """Measure reliability and correlation of estimators and budgets with a reference of ``reference`` evaluations.
 
-    The reference allots its evaluations beforehand (``sampling="balanced"``), so that it shares nothing with the default
-    but the regression. ``note`` is called with every line, ``begin`` with what comes next and its evaluations. A budget
-    that is too small for an estimator is left out, and ``begin`` says so.
+    The reference allocates its evaluations beforehand (``sampling="balanced"``), so that it shares only the regression
+    with the default. ``finished`` is called with the table after every row, ``start`` with what is measured next and its
+    evaluations. A budget that is too small for an estimator is left out, which is reported to ``start``.
     """
     everyone = slice(0, images)
-    begin(f"reference, {images} images, evaluations of each", reference)
+    start(f"reference, {images} images, evaluations of each", reference)
     truth = kernelshap(game_of(everyone), budget=reference, sampling="balanced", seed=seed + 10**6)
     target = truth.full_values.argmax(1)
-    lines = []
+    table = Table(f"{images} images, reference of {reference:,} evaluations each", BUDGET_COLUMNS, notes=[_NOTE])
     for name in estimators:
         estimator = ESTIMATORS[name]
         for budget in budgets:
-            begin(f"{name}, budget {budget:,}, and again in two halves, evaluations", 2 * budget)
+            start(f"{name}, budget {budget:,}, and again in two halves, evaluations", 2 * budget)
             started = _now()
             try:
                 estimate = estimator(game_of(everyone), budget=budget, seed=seed)
                 seconds = (_now() - started) / images
                 _, halves = split_half(estimator, game_of(everyone), budget=budget, seed=seed + 1)
             except ValueError as error:
-                begin(f"{name}, budget {budget:,}, is left out: {error}")
+                start(f"{name}, budget {budget:,}, is left out: {error}")
                 continue
             agreement = correlation(estimate.values, truth.values)
-            lines.append(Line(name, budget, seconds, *_by_target(halves, target), *_by_target(agreement, target)))
-            note(lines[-1])
-    return lines
+            row = {"reliability": _by_target(halves, target), "correlation": _by_target(agreement, target)}
+            means = {
+                f"{key}{end}": one for key, both in row.items() for end, one in zip(("", "_other"), both, strict=True)
+            }
+            table.add(estimator=name, budget=budget, seconds=seconds, **means)
+            finished(table)
+    return table
 
 
 def measure_threshold(
@@ -151,27 +142,33 @@ def measure_threshold(
     threshold: float,
     *,
     budget: int,
-    begin: Begin = lambda title, evaluations=None: None,
-) -> Reached:
-    """Image by image, as a user would ask; ``begin`` is called with what comes next."""
-    found: list[tuple[Estimate, float]] = []
+    start: Start = lambda title, evaluations=None: None,
+) -> Table:
+    """Measure evaluations and seconds until every class has converged, image by image.
+
+    ``start`` is called with what is measured next.
+    """
+    columns = (
+        Column("image", ".0f"),
+        Column("evaluations", ",.0f"),
+        Column("seconds", ".2f", "s"),
+        Column("converged"),
+    )
+    table = Table(f"until error/range < {threshold:g} for every class", columns)
     first = game_of(slice(0, 1))
     kernelshap(first, budget=1024 if first.device.type == "cuda" else 64)  # warm up
     for i in range(images):
-        begin(f"image {i + 1} of {images} until error/range < {threshold:g}, evaluations")
+        start(f"image {i + 1} of {images} until error/range < {threshold:g}, evaluations")
         started = _now()
         estimate = kernelshap(game_of(slice(i, i + 1)), budget=budget, threshold=threshold)
-        found.append((estimate, _now() - started))
-    return Reached(
-        threshold,
-        [estimate.evaluations for estimate, _ in found],
-        [seconds for _, seconds in found],
-        [bool(estimate.converged.all()) for estimate, _ in found],
-    )
+        seconds = _now() - started
+        converged = bool(estimate.converged.all())
+        table.add(image=i + 1, evaluations=estimate.evaluations, seconds=seconds, converged=converged)
+    return table
 
 
 def _by_target(per_class: Tensor, target: Tensor) -> tuple[float, float]:
-    """Mean over images ``[B, K]`` of the target class and of the others."""
+    """Return the means over images ``[B, K]`` of the target class and of the others."""
     own = torch.zeros_like(per_class, dtype=torch.bool).scatter(1, target[:, None], True)
     return float(per_class[own].mean()), float(per_class[~own].mean())
 

@@ -1,4 +1,4 @@
-"""The probability below which no class is said to fit."""
+"""The low-confidence threshold."""
 
 from pathlib import Path
 
@@ -9,9 +9,9 @@ from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification
 from typer.testing import CliRunner
 
-from vitshap.bench import unknown
 from vitshap.cli import app
 from vitshap.data import load_digits
+from vitshap.experiments import quality
 from vitshap.explainers import Explainer, bundle
 from vitshap.models import MaskedModel, wrap
 
@@ -24,30 +24,33 @@ def model() -> MaskedModel:
     return wrap(ViTForImageClassification(config).eval(), class_names=list(load_digits().test.class_names))
 
 
-def test_the_threshold_warns_at_the_share_that_was_asked_for() -> None:
+def test_the_threshold_has_the_chosen_share_of_known_images_below_it() -> None:
     random = torch.Generator().manual_seed(0)
     known = 1 - 0.5 * torch.rand(2000, generator=random) ** 3
     others = {"close": torch.rand(900, generator=random), "far": torch.full((50,), 0.1)}
-    found = unknown.separate(known, others, warned=0.1)
-    assert found.known_below == pytest.approx(0.1, abs=0.02)
-    assert found.known_below <= 0.1
-    assert found.threshold == round(found.threshold, 2)
-    assert found.others_below["far"] == 1
-    assert found.others_below["close"] == pytest.approx(found.threshold, abs=0.05)
+    threshold = quality.low_confidence_threshold(known, 0.1)
+    table = quality.separation(known, others, threshold)
+    below = dict(zip(table.values("images_of"), table.values("below_threshold"), strict=True))
+    assert below["known classes"] == pytest.approx(0.1, abs=0.02)
+    assert below["known classes"] <= 0.1
+    assert threshold == round(threshold, 2)
+    assert below["far"] == 1
+    assert below["close"] == pytest.approx(threshold, abs=0.05)
+    assert table.values("images") == [2000, 900, 50]
     larger = (known[:, None] > others["close"]).double().mean()  # of all pairs, as the area is defined
-    assert found.order["close"] == pytest.approx(float(larger), abs=1e-6)
+    assert table.values("roc_auc") == [None, pytest.approx(float(larger), abs=1e-6), 1]
 
 
-def test_probabilities_are_the_nets_own_on_images_spread_over_the_data(model: MaskedModel) -> None:
+def test_probabilities_are_the_models_on_images_spread_over_the_data(model: MaskedModel) -> None:
     test = load_digits().test
-    tops = unknown.top_probabilities(model, test, count=3, batch=2)
+    tops = quality.top_probabilities(model, test, count=3, batch=2)
     pixels = torch.stack([test[i][0] for i in (0, 179, 359)])
     torch.testing.assert_close(tops, model(pixels).detach().amax(1))
 
 
 def test_a_net_without_probabilities_is_refused(model: MaskedModel) -> None:
     with pytest.raises(ValueError, match="probabilities"):
-        unknown.top_probabilities(wrap(model.net, output="identity"), load_digits().test, count=3)
+        quality.top_probabilities(wrap(model.net, output="identity"), load_digits().test, count=3)
 
 
 def test_the_command_records_what_it_finds(model: MaskedModel, tmp_path: Path) -> None:
@@ -61,10 +64,10 @@ def test_the_command_records_what_it_finds(model: MaskedModel, tmp_path: Path) -
     words = ["bench", "unknown", str(folder), "digits", "--others", str(noise), "--images", "40", "--device", "cpu"]
     result = CliRunner().invoke(app, [*words, "--record"])
     assert result.exit_code == 0, result.output
-    quality = bundle.read(folder)["quality"]
-    assert quality["accuracy"] == 0.5
-    assert f"threshold {quality['unknown_threshold']:.2f}" in result.output
-    assert f"no class is said to fit | {quality['unknown_threshold']:.4g} |" in (folder / "README.md").read_text()
+    recorded = bundle.read(folder)["quality"]
+    assert recorded["accuracy"] == 0.5
+    assert f"threshold {recorded['unknown_threshold']:.2f}" in result.output
+    assert f" | {recorded['unknown_threshold']:.4g} |" in (folder / "README.md").read_text()
     bundle.load(folder)  # tensors and their hashes are as they were
 
 

@@ -1,25 +1,32 @@
-"""Evaluations of coalitions per second: full length against packed, in one run, beside the machine's limits."""
+"""Evaluations of coalitions per second and their memory, beside the machine's limits; how time is measured.
+
+Ways to evaluate are compared within one run: full length with a mask against packed.
+"""
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 
-from vitshap.bench.machine import Limits, limits, seconds, threads
+from vitshap._version import __version__
 from vitshap.coalitions import shapley_kernel
+from vitshap.experiments.tables import Column, Table
 from vitshap.models import MaskedModel, wrap
 
 SIZES = {"tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12), "large": (1024, 24, 16)}
 """Width, depth and heads of the usual vision transformers."""
 LIMIT = 40.0
-"""Seconds that the evaluations on a CPU may take in all; building the net and the machine's limits come on top."""
+"""Seconds that all evaluations on a CPU may take, without building the network and measuring the machine's limits."""
 CALLS = 4
-"""Calls that a measurement takes at least: one to warm up, three that are timed."""
+"""Fewest calls of a measurement: one to warm up, three that are timed."""
 MOST_ON_CPU = 96
 Arch = Literal["tiny", "small", "base", "large"]
 Library = Literal["timm", "transformers"]
@@ -35,27 +42,8 @@ class Way(NamedTuple):
     compiled: bool = False
 
 
-class Measured(NamedTuple):
-    """One line of the table."""
-
-    way: str
-    threads: int | None
-    per_second: float
-    ratio: float
-    """To the first way of the same run and number of threads."""
-
-
-class Result(NamedTuple):
-    """All lines, and what the machine allows."""
-
-    lines: list[Measured]
-    limits: dict[int | None, Limits]
-    flop_limit: dict[int | None, float]
-    byte_limit: dict[int | None, float]
-
-
 def build_net(library: Library, arch: Arch, num_classes: int = 10) -> nn.Module:
-    """A plain ViT/16 for 224 x 224 images with random weights."""
+    """Build a plain ViT/16 for 224 x 224 images with random weights."""
     width, depth, heads = SIZES[arch]
     net: nn.Module
     if library == "timm":
@@ -86,11 +74,11 @@ def measure(
     compiled: bool = True,
     limit: float = LIMIT,
     note: Callable[[str], object] = lambda text: None,
-) -> Result:
+) -> Table:
     """Time every way on the same coalitions from p_Sh, ``coalitions`` for each of ``images`` images.
 
-    None: as many as suit a GPU; on a CPU as many (and of as many images) as are expected to take ``limit`` seconds in
-    all. ``note`` is called with what comes next.
+    By default as many as suit a GPU; on a CPU as many, of as many images, as are expected to take ``limit`` seconds in
+    all. ``note`` is called with what is measured next. Ratios are to the first way with the same number of threads.
     """
     torch.manual_seed(0)
     model = wrap(build_net(library, arch).to(device))
@@ -105,8 +93,13 @@ def measure(
     # Paired: as many tokens are kept as withheld, so that a run is not lucky with its sizes.
     asked = shapley_kernel(model.num_players).sample(images * coalitions, paired=True, device=device)
     asked = asked.view(images, coalitions, -1)
-    lines: list[Measured] = []
-    result = Result(lines, {}, {}, {})
+    columns = (
+        Column("way"),
+        Column("threads", "d"),
+        Column("per_second", ",.1f", "evaluations/s"),
+        Column("ratio", ".2f"),
+    )
+    table = Table(f"{library} ViT-{arch}, {describe(device)}", columns)
     for count in counts:
         with threads(count) if count else nullcontext():
             first = None
@@ -114,17 +107,17 @@ def measure(
                 note(way.name + ("" if count is None else f", threads: {count}"))
                 rate = images * coalitions / _time(model, way, pixels, asked)
                 first = first or rate
-                lines.append(Measured(way.name, count, rate, rate / first))
-            ceiling = limits(device)
-        result.limits[count] = ceiling
-        flops, moved = work_per_evaluation(arch, model.num_players, 2 if cuda else 4)
-        result.flop_limit[count] = ceiling.flops / flops
-        result.byte_limit[count] = ceiling.bytes / moved
-    return result
+                table.add(way=way.name, threads=count, per_second=rate, ratio=rate / first)
+            flops, moved = limits(device)
+        flops_each, bytes_each = work_per_evaluation(arch, model.num_players, 2 if cuda else 4)
+        named = f"limit by operations, {flops / 1e12:.3g} TFLOP/s", f"limit by bytes, {moved / 1e12:.3g} TB/s"
+        table.add(way=named[0], threads=count, per_second=flops / flops_each)
+        table.add(way=named[1], threads=count, per_second=moved / bytes_each)
+    return table
 
 
 def _affordable(model: MaskedModel, images: int, limit: float, *, runs: int) -> tuple[int, int]:
-    """Images and coalitions of each that ``runs`` measurements evaluate in ``limit`` seconds, on one thread."""
+    """Return how many images, and coalitions of each, ``runs`` measurements evaluate in ``limit`` seconds on one thread."""
     everyone = torch.ones(1, 2, model.num_players, dtype=torch.bool)
     pixels = torch.randn(1, 3, 224, 224)
     with threads(1):
@@ -160,26 +153,30 @@ def _time(model: MaskedModel, way: Way, pixels: torch.Tensor, asked: torch.Tenso
 
 
 def work_per_evaluation(arch: Arch, d: int, itemsize: int) -> tuple[float, float]:
-    """Operations and bytes that one coalition from p_Sh needs on average, kept tokens only.
+    """Count operations and bytes that one coalition from p_Sh needs on average, kept tokens only.
 
     Bytes: every matrix product and attention reads its inputs and writes its outputs once, everything else is fused
     into them: 22 arrays of a token's width per block.
     """
     width, depth, _ = SIZES[arch]
-    chance = shapley_kernel(d).size_probabilities
+    probability = shapley_kernel(d).size_probabilities
     tokens = torch.arange(d + 1, dtype=torch.float64) + 1
-    mean, square = float((chance * tokens).sum()), float((chance * tokens**2).sum())
+    mean, square = float((probability * tokens).sum()), float((probability * tokens**2).sum())
     flops = depth * (24 * width**2 * mean + 4 * width * square)
     return flops, depth * 22 * width * itemsize * mean
 
 
-def measure_memory(library: Library, arch: Arch, device: torch.device, coalitions: int) -> dict[str, float]:
-    """Peak memory of many coalitions of one image beyond net, input and output, in MiB; CUDA only."""
+def measure_memory(library: Library, arch: Arch, device: torch.device, coalitions: int) -> Table:
+    """Measure peak GPU memory of many coalitions of one image beyond the network, its input and its output."""
     if device.type != "cuda":
         raise ValueError("peak memory is measured on a GPU: give --device cuda")
     model = wrap(build_net(library, arch).to(device, torch.bfloat16))
     pixels = torch.randn(1, 3, 224, 224, device=device, dtype=torch.bfloat16)
-    found: dict[str, float] = {}
+    table = Table(
+        f"{library} ViT-{arch}, {describe(device)}",
+        (Column("coalitions", ",.0f"), Column("peak", ",.0f", "MiB")),
+        notes=["peak memory beyond the network, its input and its output"],
+    )
     for n in (coalitions // 10, coalitions):
         asked = shapley_kernel(model.num_players).sample(n, device=device)[None]
         game = model.game(pixels)
@@ -188,6 +185,73 @@ def measure_memory(library: Library, arch: Arch, device: torch.device, coalition
         torch.cuda.reset_peak_memory_stats(device)
         values = game(asked)
         output = values.numel() * values.element_size()
-        found[f"{n:,} coalitions"] = (torch.cuda.max_memory_allocated(device) - before - output) / 2**20
+        table.add(coalitions=n, peak=(torch.cuda.max_memory_allocated(device) - before - output) / 2**20)
         del asked, game, values
-    return found
+    return table
+
+
+def seconds(work: Callable[[], object], device: torch.device, *, at_least: float = 0.5, rounds: int = 3) -> float:
+    """Return the median time of one call of ``work``, after one call to warm up.
+
+    A round lasts ``at_least`` seconds, or one call.
+    """
+    work()
+    synchronize(device)
+    times = []
+    for _ in range(rounds):
+        calls, start = 0, time.perf_counter()
+        while calls == 0 or time.perf_counter() - start < at_least:
+            work()
+            synchronize(device)
+            calls += 1
+        times.append((time.perf_counter() - start) / calls)
+    return sorted(times)[rounds // 2]
+
+
+def limits(device: torch.device) -> tuple[float, float]:
+    """Measure the device's ceilings in bfloat16 on a GPU and float32 on a CPU.
+
+    Operations per second of a large matrix product (a multiply-add counts as two), and bytes read and written per second
+    by a large copy.
+    """
+    cuda = device.type == "cuda"
+    side = 8192 if cuda else 1536
+    a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16 if cuda else torch.float32) for _ in range(2))
+    product = seconds(lambda: a @ b, device, at_least=0.3)
+    source = torch.randn((1 << 30 if cuda else 1 << 26), device=device)
+    target = torch.empty_like(source)
+    copy = seconds(lambda: target.copy_(source), device, at_least=0.3)
+    return 2 * side**3 / product, 2 * source.numel() * source.element_size() / copy
+
+
+def describe(device: torch.device) -> str:
+    """Return date, hardware and versions in one line."""
+    hardware = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        hardware = torch.cuda.get_device_name(device)
+    packages = []
+    for name in ("torch", "timm", "transformers"):
+        try:
+            packages.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return (
+        f"{date.today()}, {hardware}, Python {platform.python_version()}, vitshap {__version__}, {', '.join(packages)}"
+    )
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Run with ``count`` CPU threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
