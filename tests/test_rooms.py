@@ -30,7 +30,6 @@ ROOMS = [
     "explainers",
     "data",
     "training",
-    "report",
     "explaining",
     "experiments",
     "serve",

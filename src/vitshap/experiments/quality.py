@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitshap.data import Splits, load_data
 from vitshap.estimators import truth
-from vitshap.estimators.reliability import correlation
+from vitshap.estimators.estimate import correlation
 from vitshap.experiments.tables import Column, Table
 from vitshap.explainers import Explainer
 from vitshap.methods import method

@@ -1,35 +1,52 @@
-"""One image on the page: the map of the predicted class first, then predictions, patches, and maps of other classes."""
+"""The HTML of one image: the map of the predicted class, predictions, patches, maps of other classes; all in text.
+
+Pictures are embedded, small enough that hundreds fit on a page: the photo once, and the colours of each map over it.
+"""
 
 from __future__ import annotations
 
+import base64
+import io
+from collections.abc import Sequence
+from functools import lru_cache
 from html import escape
 from importlib.resources import files
 from string import Template
 
-from vitshap.plots.panels import scale_ends
-from vitshap.report import words
-from vitshap.report.entries import Box, Explained, Summary
-from vitshap.report.inline import map_uri, photo_uri
-from vitshap.report.patches import Patch, patches
+from PIL import Image
+
+from vitshap import plots
+from vitshap.explaining import text
+from vitshap.explaining.entries import Box, Explained, Patch, Summary, patches
+from vitshap.plots.figures import scale_ends
 
 PREDICTIONS = 5
 LARGE, SMALL = 34, 15
 """Greatest heights of the first map and of the others, in rem."""
 UNSEEN = 0.25
-"""Share of the photo that the net does not see from which a sentence says so."""
-_TEMPLATE = Template((files("vitshap.report") / "card.html").read_text(encoding="utf-8").strip())
+"""A sentence says so if the model does not see at least this share of the photo."""
+PHOTO_SIDE, PANORAMA_SIDE = 640, 1600
+"""Most pixels of the photo's longer side; the larger number for a photo of which the model sees a small part."""
+LEAST_SIDE = 160
+_QUALITY = 80
+
+
+@lru_cache
+def template(name: str) -> Template:
+    """Return a template of this package, or another file of its pages."""
+    return Template((files("vitshap.explaining") / name).read_text(encoding="utf-8").strip())
 
 
 def card(entry: Explained, number: int, summary: Summary, *, k: int) -> str:
-    """HTML of one image, with the ``k`` most important patches; every name in it is escaped."""
+    """Return the HTML of one image, with its ``k`` most important patches; every name in it is escaped."""
     first = entry.main
     best = patches(entry, k, first)
     width, height = entry.size
     points = entry.explanation.unit == "probability"
-    return _TEMPLATE.substitute(
+    return template("card.html").substitute(
         number=number,
         name=escape(entry.name),
-        headline=escape(words.headline(entry, summary.outputs)),
+        headline=escape(text.headline(entry, summary.outputs)),
         messages=_messages(entry),
         main=_map(entry, first, summary, best),
         photo=photo_uri(entry),
@@ -49,21 +66,21 @@ def card(entry: Explained, number: int, summary: Summary, *, k: int) -> str:
 
 
 def _messages(entry: Explained) -> str:
-    warnings, notes = list(entry.warnings), [*entry.notes, *words.hints(entry)]
-    converged = words.convergence(entry.explanation)
+    warnings, notes = list(entry.warnings), [*entry.notes, *text.hints(entry)]
+    converged = text.convergence(entry.explanation)
     if converged is not None and "NOT" in converged:
         warnings.append(converged)
     return "\n".join(
-        f'<p class="{kind}"><strong>{word}:</strong> {escape(text)}</p>'
-        for kind, word, texts in (("warning", "Careful", warnings), ("note", "Note", notes))
-        for text in texts
+        f'<p class="{kind}"><strong>{word}:</strong> {escape(message)}</p>'
+        for kind, word, messages in (("warning", "Warning", warnings), ("note", "Note", notes))
+        for message in messages
     )
 
 
 def _marks(entry: Explained, best: list[Patch]) -> str:
-    """What is drawn on the photo: the edge of the net's view, and the numbered patches, the first one on top.
+    """Draw on the photo: the edge of the model's crop, and the numbered patches, the first one on top.
 
-    Where the net sees a small part, numbers would hide it.
+    On a small crop there are no numbers, which would hide it.
     """
     size = max(entry.size) / 26
     frame = "" if _sees_all(entry) else _rectangle(entry.box, "crop back") + _rectangle(entry.box, "crop")
@@ -93,42 +110,44 @@ def _sees_all(entry: Explained) -> bool:
 def _caption(entry: Explained, count: int) -> str:
     if entry.zoomed:
         return "Dashed: what the model sees."
-    text = f"Numbers: the {count} patches listed." if count > 1 else "Number: the patch listed."
-    return text if _sees_all(entry) else f"{text} Dashed: what the model sees."
+    numbers = f"Numbers: the {count} patches listed." if count > 1 else "Number: the patch listed."
+    return numbers if _sees_all(entry) else f"{numbers} Dashed: what the model sees."
 
 
 def _bar(entry: Explained, index: int, value: float, summary: Summary) -> str:
     share = f'<span class="bar"><span style="width:{100 * min(max(value, 0), 1):.1f}%"></span></span>'
     bar = share if summary.outputs == "probability" else ""
-    text = words.output_text(value, summary.outputs)
-    return f'<li><span class="name">{escape(entry.label(index))}</span><span class="n">{escape(text)}</span>{bar}</li>'
+    output = text.output_text(value, summary.outputs)
+    return (
+        f'<li><span class="name">{escape(entry.label(index))}</span><span class="n">{escape(output)}</span>{bar}</li>'
+    )
 
 
 def _ends(entry: Explained, index: int, summary: Summary) -> tuple[str, str, str] | None:
-    """v of no patch and of all patches, and their difference, in words; None where values do not add up."""
+    """Return v of no patch and of all patches, and their difference, as text; None if values do not add up."""
     explanation = entry.explanation
     if explanation.base_values is None or explanation.full_values is None:
         return None
     column = entry.classes.index(index)
     base, full = (float(ends[0, column]) for ends in (explanation.base_values, explanation.full_values))
-    total = words.with_unit(words.value_text(full - base, explanation.unit), explanation.unit)
-    return words.output_text(base, summary.outputs), words.output_text(full, summary.outputs), total
+    total = text.with_unit(text.value_text(full - base, explanation.unit), explanation.unit)
+    return text.output_text(base, summary.outputs), text.output_text(full, summary.outputs), total
 
 
 def _sum(entry: Explained, index: int, summary: Summary) -> str:
     ends = _ends(entry, index, summary)
     if ends is None:
         return '<p class="sum">The values of this method do not add up to the prediction.</p>'
-    base, full, total = (escape(text) for text in ends)
+    base, full, total = (escape(end) for end in ends)
     return (
-        f'<p class="sum"><em>{escape(entry.label(index))}</em> has {base} when no patch is seen and {full} '
-        f"when all are: together the patches make {total}.</p>"
+        f'<p class="sum"><em>{escape(entry.label(index))}</em> has {base} with no patch and {full} with all of them: '
+        f"the patches add up to {total}.</p>"
     )
 
 
 def _row(rank: int, patch: Patch, unit: str) -> str:
-    error = "" if patch.stderr is None else f' <span class="error">± {words.size_text(patch.stderr, unit)}</span>'
-    value = escape(words.value_text(patch.value, unit))
+    error = "" if patch.stderr is None else f' <span class="error">± {text.size_text(patch.stderr, unit)}</span>'
+    value = escape(text.value_text(patch.value, unit))
     return (
         f'<tr data-rank="{rank}" tabindex="0"><td>{rank}</td><td class="n">{value}{error}</td>'
         f"<td>{escape(patch.place)}</td><td>{patch.row + 1}, {patch.column + 1}</td><td>{escape(patch.pixels)}</td></tr>"
@@ -145,7 +164,7 @@ def _others(entry: Explained, first: int, summary: Summary) -> str:
 
 
 def _map(entry: Explained, index: int, summary: Summary, best: list[Patch] | None = None) -> str:
-    """One class's map with its legend; ``best`` are the patches that can be lit in the first, large one."""
+    """Draw one class's map with its legend; ``best`` are the patches that can be highlighted in the first, large map."""
     name = entry.label(index)
     left, top, right, bottom = entry.window
     width, height = right - left, bottom - top
@@ -159,7 +178,7 @@ def _map(entry: Explained, index: int, summary: Summary, best: list[Patch] | Non
     highest = LARGE if best is not None else SMALL
     widest = f"--width:min(100%,{highest * width / height:.2f}rem)"
     photo = (0.0, 0.0, float(entry.size[0]), float(entry.size[1]))
-    output = words.output_text(float(entry.explanation.prediction[0, index]), summary.outputs)
+    output = text.output_text(float(entry.explanation.prediction[0, index]), summary.outputs)
     return (
         f'<figure class="{"main" if best is not None else "other"}" style="{widest}">'
         f'<div class="map" style="aspect-ratio:{width:.1f}/{height:.1f}">'
@@ -173,7 +192,7 @@ def _map(entry: Explained, index: int, summary: Summary, best: list[Patch] | Non
 
 
 def _placed(box: Box, window: Box) -> str:
-    """CSS that lays the box where it is in the window, both in pixels of the photo."""
+    """Return the CSS that places the box in the window, both in pixels of the photo."""
     left, top, right, bottom = window
     across, down = 100 / (right - left), 100 / (bottom - top)
     return (
@@ -183,18 +202,18 @@ def _placed(box: Box, window: Box) -> str:
 
 
 def _limits(entry: Explained, index: int) -> dict[str, float]:
-    """What the ends of the scale stand for, by scale; one where both are the same."""
+    """Return the value at the ends of each scale, the common and the map's own; one entry if they are equal."""
     own = float(entry.explanation.values[0, :, entry.classes.index(index)].abs().max()) or 1.0
-    common = words.common_limit(entry.explanation)
+    common = text.common_limit(entry.explanation)
     return {"": own} if own == common else {"common": common, "own": own}
 
 
 def _colours(entry: Explained, index: int) -> str:
     values = entry.explanation.values[0, :, entry.classes.index(index)]
     unit = entry.explanation.unit
-    lowest, highest = (words.value_text(float(value), unit) for value in (values.min(), values.max()))
+    lowest, highest = (text.value_text(float(value), unit) for value in (values.min(), values.max()))
     strongest = patches(entry, 1, index)[0].place
-    spread = f"values from {lowest} to {words.with_unit(highest, unit)}, the largest at the {strongest}"
+    spread = f"values from {lowest} to {text.with_unit(highest, unit)}, the largest at the {strongest}"
     alt = escape(f"Map for {entry.label(index)}: {spread} of the photo.")
     return "".join(
         f'<img{_of(scale)} src="{map_uri(entry, index, limit)}" alt="{alt}">'
@@ -203,7 +222,7 @@ def _colours(entry: Explained, index: int) -> str:
 
 
 def _legend(entry: Explained, index: int, *, large: bool) -> str:
-    """What blue and red mean, and which values the ends of the scale stand for; a small map's name stands under it."""
+    """Return what blue and red mean, with the values at the ends of the scale; a small map's name is under it."""
     unit = entry.explanation.unit
     name = "" if unit == "output" and entry.explanation.class_names is None else f"'{entry.label(index)}'"
     (lower, _), (higher, _) = scale_ends(unit, 1.0, name)
@@ -211,9 +230,9 @@ def _legend(entry: Explained, index: int, *, large: bool) -> str:
         lower, higher = "lowers", "raises"
     numbers = "".join(
         f"<span{_of(scale)}>\N{MINUS SIGN}{size}</span><span{_of(scale)}>0</span>"
-        f"<span{_of(scale)}>+{words.with_unit(size, unit)}</span>"
+        f"<span{_of(scale)}>+{text.with_unit(size, unit)}</span>"
         for scale, limit in _limits(entry, index).items()
-        for size in (words.size_text(limit, unit),)
+        for size in (text.size_text(limit, unit),)
     )
     return (
         f'<div class="scale"><span class="low">{escape(lower)}</span><span class="high">{escape(higher)}</span>'
@@ -226,15 +245,15 @@ def _of(scale: str) -> str:
 
 
 def _lines(entry: Explained, index: int, large: bool) -> list[str]:
-    """What is said under a map."""
-    texts = [words.accuracy(entry, index, points=True), words.uncertain(entry, index)]
+    """Return the lines under a map."""
+    lines = [text.accuracy(entry, index), text.uncertain(entry, index)]
     if large and entry.zoomed:
-        texts.append("Shown: only the part of the photo that the model sees.")
+        lines.append("Shown: only the part of the photo that the model sees.")
     elif large and entry.seen < 1 - UNSEEN:
-        texts.append(f"The model sees {entry.seen:.0%} of the photo; the rest is dimmed.")
+        lines.append(f"The model sees {text.percent(entry.seen)} of the photo; the rest is dimmed.")
     if not large:
-        texts.append(words.weak(entry, index))
-    return [text for text in texts if text is not None]
+        lines.append(text.weak(entry, index))
+    return [line for line in lines if line is not None]
 
 
 def _technical(entry: Explained, summary: Summary) -> str:
@@ -245,12 +264,72 @@ def _technical(entry: Explained, summary: Summary) -> str:
     facts = [
         ("photo", f"{width} \N{MULTIPLICATION SIGN} {height} pixels"),
         ("seen by the model", f"x {left:.0f} to {right:.0f}, y {top:.0f} to {bottom:.0f}"),
-        ("method", f"{explanation.method}, {evaluations} in {words.plain(explanation.seconds)} s"),
+        ("method", f"{explanation.method}, {evaluations} in {text.plain(explanation.seconds)} s"),
     ]
-    converged = words.convergence(explanation)
+    converged = text.convergence(explanation)
     facts += [] if converged is None else [("accuracy", converged)]
     for index in entry.classes:
         ends = _ends(entry, index, summary)
         if ends is not None:
             facts.append((entry.label(index), f"{ends[0]} with no patch, {ends[1]} with all: {ends[2]}"))
-    return "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts)
+    return pairs_html(facts)
+
+
+def photo_uri(entry: Explained) -> str:
+    """Return the photo as a ``data:`` address."""
+    most = PANORAMA_SIDE if entry.zoomed else PHOTO_SIDE
+    # No more pixels than the photo can fill: a photo of 32 pixels says no more at 640.
+    return data_uri(plots.thumbnail(entry.picture, min(most, max(LEAST_SIDE, 4 * max(entry.picture.size)))))
+
+
+def map_uri(entry: Explained, index: int, limit: float) -> str:
+    """Return the colours of one class's map, to be laid over the model's crop of the photo."""
+    heat, errors = entry.explanation.heatmap(index)[0], entry.explanation.stderr_map(index)
+    stderr = None if errors is None else errors[0].numpy()
+    return data_uri(plots.colours_png(heat.numpy(), stderr=stderr, limit=limit), lossless=True)
+
+
+def scale_uri() -> str:
+    """Return the colours from the lowest value to the highest."""
+    return data_uri(plots.colour_scale_png(256, 1), lossless=True)
+
+
+def data_uri(image: Image.Image, *, lossless: bool = False) -> str:
+    """Return the image as a ``data:`` address: PNG if ``lossless``, else WebP."""
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", optimize=True) if lossless else image.save(buffer, "WEBP", quality=_QUALITY, method=2)
+    kind = "png" if lossless else "webp"
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def pairs_html(pairs: Sequence[tuple[str, str]]) -> str:
+    """Return names and values as the body of a description list."""
+    return "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in pairs)
+
+
+def table_html(label: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table whose first column is text and whose others are numbers; wide ones scroll."""
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        numbers = ("", *[' class="n"'] * (len(cells) - 1))
+        return "".join(
+            f"<{tag}{number}>{escape(cell)}</{tag[:2]}>" for number, cell in zip(numbers, cells, strict=True)
+        )
+
+    head = row(headings, 'th scope="col"')
+    body = "".join(f"<tr>{row(cells, 'td')}</tr>" for cells in rows)
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(label)}"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def figure_html(image: Image.Image, caption: str) -> str:
+    """Return a picture with a caption; a wide one scrolls."""
+    width, height = image.size
+    caption = escape(caption)
+    return (
+        f'<figure class="drawn"><div class="wide" tabindex="0" role="region" aria-label="{caption}">'
+        f'<img src="{data_uri(image.convert("RGB"))}" width="{width}" height="{height}" alt="{caption}"></div>'
+        f"<figcaption>{caption}</figcaption></figure>"
+    )

@@ -1,4 +1,7 @@
-"""Results for other programs: a line of JSON per image, a table in Parquet, a heatmap per class."""
+"""Results for other programs: a line of JSON per image, a Parquet table, heatmaps as files.
+
+The report (``vitshap.explaining.report``) is a sink too; ``vitshap.explaining.terminal`` prints.
+"""
 
 from __future__ import annotations
 
@@ -6,62 +9,51 @@ import importlib
 import json
 import os
 import re
-import struct
 import sys
 import uuid
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 import torch
 
 from vitshap import plots
-from vitshap.explaining.wanted import only
+from vitshap.explaining import text
+from vitshap.explaining.entries import Explained, Failed, Patch, patches
 from vitshap.explanation import Explanation
-from vitshap.report import Explained, Failed, Patch, page, patches, words
 
 PREDICTIONS = 5
 COUNTING = "rows, columns, classes and players count from 0; rows and columns from the top left of the box"
 MAPS = 20
-"""Maps of an image that are drawn at most, where its classes were not named one by one: a map takes 0.05 s and more."""
-_HEAD = 2000
-"""Bytes at the beginning of a file that hold our mark."""
-_PNG_HEADER = 33
-"""Bytes of a PNG's signature and first chunk, which other chunks follow."""
-_TEXT = b"tEXtvitshap\0heatmap"
-_MARK = struct.pack(">I", len(_TEXT) - 4) + _TEXT + struct.pack(">I", zlib.crc32(_TEXT))
-"""A PNG chunk of text, by which a heatmap is known as one of ours."""
+"""Most maps drawn per image if its classes were not named one by one: a map takes 0.05 s or more."""
+MARK = {"vitshap": "heatmap"}
+"""Text in a PNG file that identifies it as a heatmap of ours."""
+_MARK_BYTES, _MARK_WITHIN = b"tEXtvitshap\0heatmap", 2000
+"""How the mark looks in the file, and within how many bytes it is."""
 _NAME_BYTES = 90
-"""Of a file's own name and of a class's in the name of a heatmap: file systems count bytes, 255 in all."""
+"""Most bytes of the photo's and of the class's name in the name of a heatmap: file systems allow 255 in all."""
+
+
+class Sink(Protocol):
+    """Where results go."""
+
+    def add(self, entry: Explained | Failed, /) -> None: ...
 
 
 def with_drawn_classes(entry: Explained) -> Explained:
-    """The same entry for drawing: of many classes, which come in the order of their probability, the first alone."""
+    """Return the entry for drawing: only the ``MAPS`` most probable classes if it has more."""
     if len(entry.classes) <= MAPS:
         return entry
     note = (
-        f"maps of the {MAPS} most probable of {len(entry.classes):,} explained classes are drawn; the values of all are in "
-        "--json and --parquet"
+        f"maps are drawn for the {MAPS} most probable of {len(entry.classes):,} explained classes; the values of all are "
+        "in --json and --parquet"
     )
-    return replace(entry, explanation=only(entry.explanation, entry.classes[:MAPS]), notes=(*entry.notes, note))
-
-
-def refuse_foreign_report(folder: Path) -> None:
-    """Raise if the folder holds a report that is not one of ours: it would be replaced."""
-    for path in sorted(folder.glob("report*.html")):
-        if not re.fullmatch(r"report(-\d+)?\.html", path.name):
-            continue
-        ours = path.is_file() and page.MARK.encode() in path.read_bytes()[:_HEAD]
-        if not ours:
-            raise ValueError(
-                f"{path} was not written by vitshap explain and is not replaced: give another folder with --out"
-            )
+    return replace(entry, explanation=entry.explanation.select(entry.classes[:MAPS]), notes=(*entry.notes, note))
 
 
 def record(entry: Explained | Failed, *, k: int = 5) -> dict[str, Any]:
-    """One image as plain data: predictions, and for each explained class every value and the ``k`` best patches."""
+    """Return one image as plain data: predictions, and for each explained class all values and the ``k`` best patches."""
     if isinstance(entry, Failed):
         return {"file": str(entry.path), "error": entry.reason}
     e = entry.explanation
@@ -74,7 +66,7 @@ def record(entry: Explained | Failed, *, k: int = 5) -> dict[str, Any]:
         one["values"] = _rounded(e.values[0, :, column])
         if e.stderr is not None:
             one["stderr"] = _rounded(e.stderr[0, :, column])
-            one["reliability"] = words.reliability(entry, index)
+            one["reliability"] = text.reliability(entry, index)
         explained.append(one)
     predicted = [{"class": c, "name": entry.label(c), "output": value} for c, value in entry.predicted(PREDICTIONS)]
     found: dict[str, Any] = {"file": str(entry.path), "size": list(entry.size), "predicted": predicted}
@@ -91,17 +83,17 @@ def record(entry: Explained | Failed, *, k: int = 5) -> dict[str, Any]:
     if e.converged is not None:
         found["converged"] = bool(e.converged[0])
     found |= {"method": e.method, "evaluations": e.evaluations, "seconds": e.seconds}
-    return found | {"warnings": list(entry.warnings), "notes": [*entry.notes, *words.hints(entry)]}
+    return found | {"warnings": list(entry.warnings), "notes": [*entry.notes, *text.hints(entry)]}
 
 
 class JsonLines:
-    """One line per image, readable while the others are still being explained; ``-`` is the standard output.
+    """Write one line per image as soon as it is done; ``-`` is the standard output. Use it in a ``with`` statement.
 
-    A file that is there already stays until an image is explained; use it in a ``with`` statement.
+    An existing file stays until an image is explained.
     """
 
     def __init__(self, target: str, *, k: int = 5, facts: Mapping[str, Any] | None = None) -> None:
-        """``facts`` stand in the line of every explained image."""
+        """``facts`` are added to the line of every explained image."""
         self._k, self._facts = k, dict(facts or {})
         self._path = None if target == "-" else Path(os.path.expanduser(target))
         self._file: TextIO | None = sys.stdout
@@ -109,7 +101,7 @@ class JsonLines:
         if self._path is not None:
             self._file, self._new = None, not self._path.exists()
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.open("a").close()  # where nothing can be written, that is known before anything is explained
+            self._path.open("a").close()  # if it cannot be written, fail before anything is explained
 
     def add(self, entry: Explained | Failed) -> None:
         """Write a line."""
@@ -125,7 +117,7 @@ class JsonLines:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Done; if an error came before the first image was explained, nothing has changed."""
+        """Close the file; if an error came before the first image was explained, nothing has changed."""
         if self._path is None:
             return
         if self._file is None and kind is None:
@@ -145,9 +137,9 @@ class JsonLines:
 
 
 class ParquetRows:
-    """A row per image and explained class, a row group per ``images`` images; the file appears when it is complete.
+    """Write a row per image and explained class, a row group per ``images`` images. Use it in a ``with`` statement.
 
-    A file that is there already stays if an error comes before an image is explained; use it in a ``with`` statement.
+    The file appears when it is complete; an existing one stays if an error comes before an image is explained.
     """
 
     def __init__(self, target: str, *, images: int = 64) -> None:
@@ -167,7 +159,7 @@ class ParquetRows:
         self._waiting, self._images, self._explained = 0, images, False
 
     def add(self, entry: Explained | Failed) -> None:
-        """Take in an image; every ``images`` of them are written."""
+        """Add an image; every ``images`` of them are written."""
         self._explained |= isinstance(entry, Explained)
         self._rows += _rows(entry)
         self._waiting += 1
@@ -178,7 +170,7 @@ class ParquetRows:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Write what is left and put the file in its place."""
+        """Write what is left and rename the file."""
         try:
             self._flush()
             self._writer.close()
@@ -194,14 +186,14 @@ class ParquetRows:
 
 
 class Heatmaps:
-    """``STEM-CLASS.png`` for each explained class, in the frame of the photo, with a colour bar.
+    """Draw ``PHOTO-CLASS.png`` for each explained class: the map over the whole photo, with a colour bar.
 
-    In a ``with`` statement heatmaps of an earlier run in the folder are removed once an image is explained, for they would
-    be taken for those of this one; files of anybody else stay, and no heatmap takes their names.
+    In a ``with`` statement, heatmaps of an earlier run in the folder are removed once an image is explained, so that they
+    are not taken for those of this run. Other files stay, and no heatmap takes their names.
     """
 
     def __init__(self, folder: Path, photos: Iterable[Path] = (), *, drawing: bool = True) -> None:
-        """``photos`` that lie in the folder themselves are never written over; without ``drawing`` nothing is drawn."""
+        """``photos`` in the folder itself are never overwritten; without ``drawing`` nothing is drawn."""
         self._folder, self._drawing, self._explained = folder, drawing, False
         home = folder.resolve()
         there = list(folder.glob("*.png")) if folder.is_dir() else []
@@ -218,31 +210,24 @@ class Heatmaps:
         if not self._drawing:
             return
         shown, picture = replace(entry.explanation, image_box=torch.tensor([entry.picture_box])), entry.picture
-        if entry.zoomed:  # in all of a panorama the map would be too small to be read
+        if entry.zoomed:  # on a whole panorama the map would be too small to read
             shown, picture = replace(shown, image_box=None), picture.crop(entry.picture_box)
         for index in entry.classes:
             path = self._folder / self._name(Path(entry.path).stem, entry.label(index))
-            temporary = self._folder / f".{uuid.uuid4().hex}.png"
-            try:
-                plots.save(shown.plot(picture, target=index), temporary)
-                content = temporary.read_bytes()
-                temporary.write_bytes(content[:_PNG_HEADER] + _MARK + content[_PNG_HEADER:])
-                os.replace(temporary, path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            plots.save(shown.plot(picture, target=index), path, metadata=MARK)
             self._old.discard(path)
 
     def __enter__(self) -> Heatmaps:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Remove those of an earlier run, whose report has been replaced."""
+        """Remove the heatmaps of an earlier run, whose report has been replaced."""
         if self._explained and not isinstance(error, OSError):
             for path in self._old:
                 path.unlink(missing_ok=True)
 
     def _name(self, stem: str, label: str) -> str:
-        """A file name that no other map of this run has, on systems that ignore case too."""
+        """Return a file name that no other map of this run has, not even on a system that ignores case."""
         stem, label = _slug(stem), _slug(label)
         name, count = f"{stem}-{label}.png", 1
         while hash(name.lower()) in self._taken:
@@ -253,18 +238,18 @@ class Heatmaps:
 
 
 def _ours(path: Path) -> bool:
-    """Whether a PNG is a heatmap that an earlier run wrote."""
+    """Return whether a PNG is a heatmap that an earlier run wrote."""
     try:
         if not path.is_file():
             return False
         with path.open("rb") as file:
-            return _MARK in file.read(_HEAD)
+            return _MARK_BYTES in file.read(_MARK_WITHIN)
     except OSError:
         return False
 
 
 def _slug(text: str) -> str:
-    """What is safe in a file name everywhere."""
+    """Return the text with only characters that are safe in file names everywhere."""
     safe = re.sub(r"[^\w.+=-]+", "_", text).strip("._")
     return safe.encode()[:_NAME_BYTES].decode(errors="ignore") or "_"
 
@@ -276,7 +261,7 @@ def _patch(patch: Patch) -> dict[str, Any]:
 
 
 def _rounded(values: torch.Tensor) -> list[float]:
-    """Seven digits: all that float32 knows."""
+    """Return values with seven digits, the precision of float32."""
     return [float(f"{value:.7g}") for value in values.tolist()]
 
 

@@ -17,8 +17,9 @@ from PIL import Image
 
 import vitshap
 from vitshap import Explanation
-from vitshap.report import Explained, Failed, ReportWriter, Summary, patches, words
-from vitshap.report import writer as writing
+from vitshap.explaining import Explained, Failed, ReportWriter, Summary, patches
+from vitshap.explaining import report as writing
+from vitshap.explaining import text as texts
 
 EVIL = '<script>alert("x")</script> & \'"$name'
 PLACES = {f"{down} {across}" for down in ("upper", "lower") for across in ("left", "centre", "right")} | {
@@ -97,8 +98,8 @@ def test_it_says_what_it_should(tmp_path: Path) -> None:
         "change in probability",
         "how much seeing that patch raises",
         "cat, dog",
-        "70.0%",
-        "30.0%",
+        "70.0 %",
+        "30.0 %",
         "none fits",
         "it is animated",
         "the file is empty",
@@ -106,14 +107,14 @@ def test_it_says_what_it_should(tmp_path: Path) -> None:
         "3 \N{MULTIPLICATION SIGN} 4 patches",
         "Dashed: what the model sees",
         "raises &#x27;dog&#x27;",
-        "Red patches raise what the model says of the class, blue ones lower it",
+        "Red patches raise the model's output for the class, blue ones lower it",
         "Rows and columns are counted from 1",
     ):
         assert said in text, said
     assert not re.search(r"\b[Oo]range (speaks|patch)", text), "red and blue, as in every other picture"
     assert text.count("<tr data-rank") == 3
     assert text.count("data:image/webp") == 1, "the photo is there once"
-    assert text.index("The model says dog (70.0%)") < text.index("Technical facts")
+    assert text.index("The model predicts dog (70.0 %)") < text.index("Technical details")
 
 
 def _maps(text: str) -> list[tuple[str, list[tuple[str, Image.Image]]]]:
@@ -163,40 +164,40 @@ def test_a_photo_in_words_for_everybody() -> None:
     values[:] = 0
     values[0, [1, 2], 0] = torch.tensor([0.4, 0.2])  # upper centre
     values[0, 11, 0] = 0.1
-    assert words.headline(entry, "probability") == (
-        "The model says dog (70.0%). It mostly looks at the upper centre: 1 of 12 patches makes up half of what speaks for "
-        "dog, +40.0 percentage points."
+    assert texts.headline(entry, "probability") == (
+        "The model predicts dog (70.0 %). It mostly looks at the upper centre: 1 of 12 patches makes up half of the "
+        "support for dog, +40.0 percentage points."
     )
     values[0, :, 0] = torch.tensor([0.1, -0.3, 0, 0.1, 0, 0, 0, 0, 0.1, 0, 0, 0.1])
-    assert "at the upper left and the upper right: 2 of 12 patches make up half" in words.headline(entry, "probability")
+    assert "at the upper left and the upper right: 2 of 12 patches make up half" in texts.headline(entry, "probability")
     values[0, :, 0] = 0.1
-    assert "It looks at many places: 6 of 12 patches" in words.headline(entry, "probability")
+    assert "It looks at many places: 6 of 12 patches" in texts.headline(entry, "probability")
     values[0, :, 0] = torch.tensor([0.1, -0.1] * 6)
     for error, said in (
         (0.2, "mostly noise: its estimated reliability is 0.00"),
         (0.06, "95 % interval of 3 of these 3"),
     ):
         sampled = replace(entry, explanation=replace(entry.explanation, stderr=torch.full_like(values, error)))
-        assert said in words.headline(sampled, "probability")
+        assert said in texts.headline(sampled, "probability")
     certain = replace(entry, explanation=replace(entry.explanation, stderr=torch.full_like(values, 0.01)))
-    assert words.headline(certain, "probability") == words.headline(entry, "probability")
+    assert texts.headline(certain, "probability") == texts.headline(entry, "probability")
     values[0, :, 0] = -0.1
-    assert "No patch of the photo speaks for dog." in words.headline(entry, "probability")
+    assert "No patch of the photo supports dog." in texts.headline(entry, "probability")
     only_cat = replace(entry.explanation, values=values[..., 1:], classes=torch.tensor([[0]]))
-    said = words.headline(replace(entry, explanation=only_cat), "probability")
-    assert "The map is for cat (30.0%), which was asked for." in said
+    said = texts.headline(replace(entry, explanation=only_cat), "probability")
+    assert "The map is for cat (30.0 %), as requested." in said
 
 
 def test_hints_for_tiny_photos_and_panoramas(tmp_path: Path) -> None:
     entry = explained()
-    assert words.hints(entry) == []
+    assert texts.hints(entry) == []
     tiny = replace(
         entry,
         picture=entry.picture.resize((4, 3)),
         size=(4, 3),
         explanation=replace(entry.explanation, image_box=torch.tensor([[0.5, 0, 3.5, 3]])),
     )
-    (hint,) = words.hints(tiny)
+    (hint,) = texts.hints(tiny)
     assert "very small, 4 \N{MULTIPLICATION SIGN} 3 pixels" in hint
     panorama = replace(
         entry,
@@ -204,8 +205,8 @@ def test_hints_for_tiny_photos_and_panoramas(tmp_path: Path) -> None:
         size=(800, 100),
         explanation=replace(entry.explanation, image_box=torch.tensor([[350.0, 0, 450, 100]])),
     )
-    (hint,) = words.hints(panorama)
-    assert "the model sees only 12% of this photo (x 350 to 450, y 0 to 100)" in hint
+    (hint,) = texts.hints(panorama)
+    assert "the model sees only 12 % of this photo (x 350 to 450, y 0 to 100)" in hint
     assert patches(panorama, 12, 1)[0].place in PLACES
     assert len({patch.place for patch in patches(panorama, 12, 1)}) > 4, "places are those in what the model sees"
     with ReportWriter(tmp_path, SUMMARY) as report:
@@ -213,7 +214,7 @@ def test_hints_for_tiny_photos_and_panoramas(tmp_path: Path) -> None:
         report.add(panorama)
     text = _checked(report.path)
     assert "very small" in text
-    assert "only 12% of this photo" in text
+    assert "only 12 % of this photo" in text
     assert "left:-350.000%;top:0.000%;width:800.000%" in text, "the map shows that part alone"
 
 
@@ -320,11 +321,11 @@ OTHERS: dict[str, tuple[Callable[[Explanation], Explanation], str]] = {
     "with errors": (lambda e: replace(e, stderr=e.values.abs() * 0.1), "standard error up to"),
     "exact": (lambda e: replace(e, stderr=e.values * 0), "exact"),
     "not accurate": (lambda e: replace(e, converged=torch.tensor([False])), "NOT as accurate"),
-    "accurate": (lambda e: replace(e, converged=torch.tensor([True])), "accuracy asked for was reached"),
+    "accurate": (lambda e: replace(e, converged=torch.tensor([True])), "requested accuracy was reached"),
     "not additive": (lambda e: replace(e, additive=False, base_values=None, full_values=None), "do not add up"),
     "scores": (
         lambda e: replace(e, additive=False, base_values=None, full_values=None, unit="score"),
-        "scores have no unit",
+        "Scores have no unit",
     ),
     "all zero": (lambda e: replace(e, values=e.values * 0, base_values=e.full_values), "values from 0 to 0"),
     "no crop known": (lambda e: replace(e, image_box=None), "Numbers: the 5 patches listed.</figcaption>"),
@@ -345,19 +346,27 @@ def test_regression_outputs_are_numbers_not_percentages(tmp_path: Path) -> None:
         report.add(explained(unit="output"))
     text = _checked(tmp_path / "report.html")
     assert "change in output" in text
-    assert "70.0%" not in text
+    assert "70.0 %" not in text
     assert ">0.7<" in text
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.25, "25.0%"), (0.0001, "<0.1%"), (0.99999, ">99.9%"), (0.0, "0.0%"), (1.0, "100.0%")]
+    ("value", "text"), [(0.25, "25.0 %"), (0.0001, "<0.1 %"), (0.99999, ">99.9 %"), (0.0, "0.0 %"), (1.0, "100.0 %")]
 )
 def test_probabilities_in_words(value: float, text: str) -> None:
-    assert words.output_text(value, "probability") == text
+    assert texts.output_text(value, "probability") == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0.048, "+0.0480"), (-2, "\N{MINUS SIGN}2.00"), (0, "0"), (12345.6, "+12,346"), (100, "+100")]
 )
 def test_values_in_words(value: float, text: str) -> None:
-    assert words.signed(value) == text
+    assert texts.value_text(value, "output") == text
+
+
+def test_probabilities_change_by_percentage_points() -> None:
+    assert [texts.value_text(value, "probability") for value in (0.0635, -0.0004, 0)] == [
+        "+6.3",
+        "\N{MINUS SIGN}0.04",
+        "0",
+    ]

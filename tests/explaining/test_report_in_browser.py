@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.report import chromium
-from tests.report.test_report import SUMMARY, explained
-from vitshap.report import Failed, ReportWriter
+from tests.explaining import chromium
+from tests.explaining.test_report import SUMMARY, explained
+from vitshap.explaining import Failed, ReportWriter
 
 pytestmark = pytest.mark.skipif(chromium.FOUND is None, reason="there is no Chromium here")
 

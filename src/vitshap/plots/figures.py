@@ -1,24 +1,29 @@
-"""Pictures and maps in a grid of cells whose sizes are known in inches.
+"""The parts that figures are made of: a grid of cells measured in inches, maps, scales, line charts, and saving.
 
-An engine that lays out figures guesses how much room a picture of fixed shape needs, and leaves gaps or cuts text.
-Here the shapes are known beforehand, so cells, margins and the figure are added up, and each panel has exactly the shape
-of its picture.
+matplotlib's layout engines guess how much space a picture of fixed shape needs, and leave gaps or cut text. Here the
+shapes are known beforehand, so cells, margins and the figure are added up, and each panel has exactly the shape of its
+picture. A figure is saved in the format of the file's extension, completely or not at all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vitshap._version import __version__
+from vitshap.files import write_atomically
 from vitshap.plots.colours import DEFAULT, Interpolation, Look, opacities, upsampled
 from vitshap.plots.pictures import OUTLINE, Box, Frame, crop_of, dimmed
 from vitshap.plots.text import GREY, NOTE, TITLE, fitted
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
@@ -232,3 +237,95 @@ def _enlarged(heat: NDArray[np.float64], how: Interpolation) -> NDArray[np.float
     times = math.ceil(400 / max(heat.shape))
     down, across = ((np.arange(cells * times) + 0.5) / times for cells in heat.shape)
     return upsampled(heat, down, across, how)
+
+
+OWN = "#c8452f"
+"""What the figure is about: icefire's warm side."""
+OTHERS = ("#3f6fc9", "#6b6b6b", "#3d9a8b", "#b07aa1", "#c99a2e", "#8c6d5a")
+UNDER = 0.5
+"""Height under the axes for ticks and the label, in inches."""
+ENTRY = 0.16
+"""Height of a line of the legend."""
+BESIDE = 0.62
+"""Width left of the axes for ticks and the label."""
+
+
+def chart(figure: Figure, left: float, top: float, width: float, height: float, *, title: str, x_label: str) -> Axes:
+    """Axes at a place in inches; ticks and labels lie outside of it."""
+    axes = place(figure, left, top, width, height)
+    axes.set_title(fitted(title, width), fontsize=TITLE, pad=4, parse_math=False)
+    axes.set_xlabel(fitted(x_label, width, lines=1), fontsize=TITLE, parse_math=False)
+    axes.tick_params(labelsize=NOTE)
+    axes.yaxis.get_offset_text().set_fontsize(NOTE)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    return axes
+
+
+def write_y_label(axes: Axes, text: str, height: float) -> None:
+    """A label no longer than the axes are high."""
+    axes.set_ylabel(fitted(text, height, lines=1), fontsize=TITLE, parse_math=False)
+
+
+def legend_lines(names: Sequence[str], width: float) -> list[str]:
+    """The entries of a legend under axes of this width, each of at most two lines."""
+    return [fitted(name, width + 0.15, size=NOTE) for name in names]
+
+
+def legend_height(entries: Sequence[str]) -> float:
+    """Inches that fitted entries take."""
+    return ENTRY * sum(entry.count("\n") + 1 for entry in entries)
+
+
+def legend_under(axes: Axes, handles: Sequence[Artist], entries: Sequence[str], *, width: float, height: float) -> None:
+    """The fitted entries, one under the other, under axes of this size in inches."""
+    legend = axes.legend(
+        handles,
+        entries,
+        loc="upper left",
+        bbox_to_anchor=(-0.35 / width, -UNDER / height),
+        fontsize=NOTE,
+        frameon=False,
+        borderpad=0,
+        borderaxespad=0,
+        handlelength=1.6,
+        labelspacing=0.35,
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+SOFTWARE = f"vitshap {__version__}"
+"""What made a file, as the file itself says: "Software" in a PNG, "Creator" in PDF and SVG, "generator" in a page."""
+FORMATS = ("png", "jpg", "jpeg", "webp", "pdf", "svg")
+_VECTOR = ("pdf", "svg")
+_LOSSY = {"quality": 92}
+"""Less leaves halos around letters."""
+
+
+def save(
+    figure: Figure,
+    path: str | os.PathLike[str],
+    *,
+    dpi: float | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> Path:
+    """Write the figure in the format of the path's extension, and return the path; missing folders are made.
+
+    ``dpi``: by default the figure's own, and 200 for the pictures inside PDF and SVG. ``metadata``: further text in
+    PNG, PDF and SVG. An existing file is replaced only by a complete one.
+    """
+    path = Path(path)
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in FORMATS:
+        known = ", ".join(f".{one}" for one in FORMATS)
+        given = f"the extension .{kind}" if kind else "no extension"
+        raise ValueError(f"{path} has {given}; figures are saved as {known}")
+    options: dict[str, Any] = {"dpi": dpi or (200 if kind in _VECTOR else "figure")}
+    if kind in ("png", *_VECTOR):
+        options["metadata"] = {"Software" if kind == "png" else "Creator": SOFTWARE, **(metadata or {})}
+    if kind in ("jpg", "jpeg", "webp"):
+        options["pil_kwargs"] = _LOSSY
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format=kind, **options))
+    return path
