@@ -20,7 +20,7 @@ from vitshap.estimators.exact import exact
 from vitshap.explainers import Explainer
 from vitshap.models import wrap
 from vitshap.training.recipes import load_recipe
-from vitshap.training.values import Evaluator
+from vitshap.training.values.store import Evaluator
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from vitshap.methods import method
 from vitshap.metrics import deletion, insertion
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images, evenly
-from vitshap.training.values import Evaluator
+from vitshap.training.values.store import Evaluator
 
 LEAST_RELIABILITY = 0.1
 """Below it a truth is nearly all noise, and a correlation cannot be corrected for that."""

@@ -134,7 +134,7 @@ def bench_quality(
     from vitshap.bench.machine import describe
     from vitshap.explainers import Explainer
     from vitshap.explainers import bundle as bundles
-    from vitshap.training.values import Evaluator
+    from vitshap.training.values.store import Evaluator
 
     if record:
         bundles.own_folder(bundle)  # known before anything is measured
@@ -235,7 +235,7 @@ def bench_ablation(
     from vitshap.bench.machine import describe
     from vitshap.data import open_pixels
     from vitshap.explainers import Explainer
-    from vitshap.training.values import Evaluator
+    from vitshap.training.values.store import Evaluator
 
     where = resolve_device(device)
     surrogate = Explainer.from_pretrained(bundle, device=where).surrogate

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from vitshap.counter import sample_keys, uniforms
 
-MILD_CROP = 0.8
-"""Least area of a milder crop: the authors' own."""
+WEAK_CROP = 0.8
+"""Smallest area of a weakly augmented crop: the paper's."""
 _TRIES = 10
 # A sample's numbers: one place for every decision
 _ACROSS, _DOWN, _JITTERED, _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE, _LEFT, _TOP, _SCALES = range(10)
@@ -82,9 +82,9 @@ class Augmentation:
         if not 0 < self.paste_area[0] <= self.paste_area[1] <= 1:
             raise ValueError(f"paste_area is a pair 0 < least <= greatest <= 1, got {self.paste_area}")
 
-    def milder(self) -> Augmentation:
-        """The same with crops of at least .8 of the area and nothing pasted: nearer to images as they will be met."""
-        least, greatest = (max(bound, MILD_CROP) for bound in self.crop_scale)
+    def weak(self) -> Augmentation:
+        """Return a weaker augmentation: crops of at least 0.8 of the area and nothing pasted."""
+        least, greatest = (max(bound, WEAK_CROP) for bound in self.crop_scale)
         return replace(self, crop_scale=(least, greatest), paste=0.0)
 
     def __call__(

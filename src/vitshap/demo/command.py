@@ -19,11 +19,10 @@ from torch import Tensor
 
 from vitshap.data import ImageData, load_data
 from vitshap.demo import compare, page, photos, pictures
-from vitshap.training import summary
 from vitshap.training.loop import TrainingDiverged
-from vitshap.training.recipes import Recipe, load_recipe
-from vitshap.training.run import BUNDLE, SUMMARY
-from vitshap.training.run import run as train
+from vitshap.training.recipes import Recipe, load_recipe, summary
+from vitshap.training.recipes.run import BUNDLE, SUMMARY
+from vitshap.training.recipes.run import run as train
 
 RECIPE = "digits"
 IMAGES = 8

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from vitshap import plots
 from vitshap.demo.compare import Comparison
-from vitshap.training.begun import STAGES
 from vitshap.training.loop import LOG
+from vitshap.training.recipes.recipe import STAGES
 
 CLASSES = 5
 CAPTIONS = {
