@@ -23,10 +23,10 @@ from tests.explaining import made
 from vitshap.cli import app
 from vitshap.explaining import budget
 from vitshap.explaining.entries import Failed
-from vitshap.models.load import ModelSpec, load_with_warnings
 from vitshap.explaining.sinks import ParquetRows
 from vitshap.explaining.source import open_model
 from vitshap.models import Preprocess
+from vitshap.models.load import ModelSpec, load_with_warnings
 
 SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 

@@ -29,11 +29,10 @@ from vitshap.explaining import Explained, Failed, ReportWriter, Section, Summary
 from vitshap.explaining.html import figure_html, pairs_html, table_html
 from vitshap.explaining.sinks import Heatmaps
 from vitshap.files import write_text
-from vitshap.training import summary
 from vitshap.training.loop import TrainingDiverged
-from vitshap.training.recipes import Recipe, load_recipe
-from vitshap.training.run import BUNDLE, SUMMARY
-from vitshap.training.run import run as train
+from vitshap.training.recipes import Recipe, load_recipe, summary
+from vitshap.training.recipes.run import BUNDLE, SUMMARY
+from vitshap.training.recipes.run import run as train
 
 RECIPE = "digits"
 IMAGES = 8

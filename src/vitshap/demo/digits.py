@@ -20,8 +20,8 @@ from torch import Tensor
 
 from vitshap import plots
 from vitshap.coalitions import all_coalitions
-from vitshap.estimators.exact import exact
 from vitshap.estimators.estimate import correlation
+from vitshap.estimators.exact import exact
 from vitshap.experiments.tables import Column, Table
 from vitshap.explainers import Explainer
 from vitshap.explanation import Explanation
@@ -31,8 +31,8 @@ from vitshap.metrics import ErrorBound, error_bound
 from vitshap.models import MaskedModel
 from vitshap.models.masked import ImageGame
 from vitshap.players import Players
-from vitshap.training.begun import STAGES
 from vitshap.training.loop import LOG
+from vitshap.training.recipes.recipe import STAGES
 
 BUDGETS = (128, 1024)
 """Evaluations per image of sampling methods."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitshap.coalitions import Coalitions
-from vitshap.estimators.estimate import Estimate, Estimator, correlation, split_half
+from vitshap.estimators.estimate import Estimator, correlation, split_half
 from vitshap.estimators.kernel import kernelshap, kernelshap_original
 from vitshap.estimators.permutation import permutation
 from vitshap.experiments.tables import Column, Table

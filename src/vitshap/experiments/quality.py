@@ -27,7 +27,7 @@ from vitshap.metrics import deletion, insertion
 from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating
 from vitshap.training.batches import Images, evenly
-from vitshap.training.values import Evaluator
+from vitshap.training.values.store import Evaluator
 
 MIN_RELIABILITY = 0.1
 """Below it reference values are nearly all noise, and a correlation cannot be corrected for that."""

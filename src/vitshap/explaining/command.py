@@ -29,8 +29,8 @@ from vitshap.explaining.source import Source, open_bundle, open_model
 from vitshap.explaining.stream import CannotExplain, explain_photos
 from vitshap.explaining.terminal import Terminal, progress_bar, working
 from vitshap.files import locked_folder
-from vitshap.models.load import ModelSpec, load_with_warnings
 from vitshap.methods import Target, most_classes, names_classes, target_from_words
+from vitshap.models.load import ModelSpec, load_with_warnings
 
 HEATMAPS_UP_TO = 100
 """Most images whose heatmaps are written as files by default; the report has them anyway."""

@@ -20,8 +20,8 @@ from vitshap.explaining.text import percent
 from vitshap.explanation import Explanation
 from vitshap.methods import MethodLike, SamplingMethod, method, registry
 from vitshap.models import MaskedModel
-from vitshap.models.load import ModelSpec, load_with_warnings
 from vitshap.models.base import unwrapped
+from vitshap.models.load import ModelSpec, load_with_warnings
 from vitshap.players import resolve
 
 CONFIDENCE_THRESHOLD = 0.5

@@ -1,11 +1,10 @@
-"""A recipe: data, model and the three trainings, as one typed dataclass that is read from YAML.
+"""Recipes: data, model and the three trainings in one typed dataclass that is read from YAML.
 
-Recipes that come with the package are files in ``vitshap/recipes``; anybody's own is a path.
+Shipped recipes are files in ``vitshap/recipes``; your own is given by its path.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +12,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from vitshap.training.configs import ClassifierTraining, ExplainerTraining, SurrogateTraining
-from vitshap.training.loop import Auto
-from vitshap.training.settings import SettingsError, from_plain, read_yaml, set_keys
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
 
+from vitshap.errors import did_you_mean
+from vitshap.training.configs import Auto, ClassifierTraining, ExplainerTraining, SurrogateTraining, check
+from vitshap.training.recipes.settings import SettingsError, describe, from_plain, read_yaml, set_keys
+
+STAGES = ("classifier", "surrogate", "explainer")
+"""The trainings of a run, in order."""
 Size = Literal["tiny", "small", "base", "large"]
 
 
@@ -99,57 +104,53 @@ class ModelSettings:
     """Width inside the MLPs of "vit"; null: four times its own."""
 
     def __post_init__(self) -> None:
-        for key in ("image_size", "resize", "patch_size", "hidden_size", "layers", "heads", "mlp_size"):
-            if (number := getattr(self, key)) is not None and number < 1:
-                raise ValueError(f"{key} must be at least 1, got {number}")
+        sizes = ("image_size", "resize", "patch_size", "hidden_size", "layers", "heads", "mlp_size")
+        check(self, sizes, lambda size: size >= 1, "at least 1")
+        check(self, ("mean", "std"), lambda given: len(given) in (1, 3), "1 or 3 numbers, one per channel")
+        check(self, ("std",), lambda given: min(given) > 0, "positive")
         if self.crop is not None and self.resize is not None:
             raise ValueError("crop and resize both say how much of the image the net sees: give one of them")
-        for key in ("mean", "std"):
-            if (given := getattr(self, key)) is not None and len(given) not in (1, 3):
-                raise ValueError(f"{key} is 1 or 3 numbers, one per channel, got {len(given)}")
-        if self.std is not None and min(self.std) <= 0:
-            raise ValueError(f"std must be positive, got {list(self.std)}")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """From images to an explainer."""
+    """All settings of a run, from images to an explainer."""
 
     description: str = ""
-    """What this recipe is."""
+    """What this recipe does, in one sentence."""
+    resources: str = ""
+    """Time and GPU memory that the recipe needs as it is, measured or projected."""
     data: DataSettings = field(default_factory=DataSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     masked: bool = False
-    """Train the classifier with missing patches: it is its own surrogate, and no other is trained."""
+    """Train the classifier with masked patches, so that it is its own surrogate and no other is trained."""
     classifier: ClassifierTraining | None = field(default_factory=ClassifierTraining)
-    """Fine-tuning of the net; null: it is explained as it is, with its own classes."""
+    """Fine-tuning of the model; null: explain it as it is, with its own classes."""
     surrogate: SurrogateTraining | None = field(default_factory=SurrogateTraining)
-    """Fine-tuning of a copy that answers with missing patches; null: the classifier is used as its own surrogate."""
+    """Fine-tuning of a copy that predicts with patches withheld; null: the classifier is its own surrogate."""
     explainer: ExplainerTraining = field(default_factory=ExplainerTraining)
     half: bool = False
-    """Store the weights of the bundle as float16."""
+    """Store the weights of the bundle in float16."""
 
     def __post_init__(self) -> None:
         if self.masked and self.classifier is None:
             raise SettingsError("masked: true trains the classifier, but classifier is null")
         if self.model.output == "identity" and self.classifier is not None:
             raise SettingsError(
-                "model.output identity is regression, which class folders cannot teach: set classifier to null to explain "
-                "the net as it is, or use vitshap.training from Python"
+                "model.output identity is regression, which class folders cannot be used for: set classifier to null to "
+                "explain the model as it is, or use vitshap.training from Python"
             )
         for path, count in self._counts():
             if count != "auto" and count < 1:
                 raise SettingsError(f"{path} must be at least 1, got {count}")
         for key in ("coalitions", "validation_coalitions"):
             if (n := getattr(self.explainer, key)) % 2:
-                raise SettingsError(
-                    f"explainer.{key} must be even, for coalitions come with their complements; got {n}"
-                )
+                raise SettingsError(f"explainer.{key} must be even (coalitions come in complementary pairs), got {n}")
 
     def _counts(self) -> Iterator[tuple[str, int | Auto]]:
-        """Numbers that must be at least one."""
-        for name in ("classifier", "surrogate", "explainer"):
-            for key in ("coalitions", "validation_coalitions", "validation_batch"):
+        """Yield the numbers that must be at least one."""
+        for name in STAGES:
+            for key in ("coalitions", "validation_coalitions", "validation_batch_size"):
                 if hasattr(training := getattr(self, name), key):
                     yield f"{name}.{key}", getattr(training, key)
         for key in ("views", "coalitions"):
@@ -157,19 +158,20 @@ class Recipe:
 
 
 def recipe_names() -> list[str]:
-    """Recipes that come with the package."""
-    return sorted(name.removesuffix(".yaml") for name in (file.name for file in _shipped()) if name.endswith(".yaml"))
+    """Return the names of the shipped recipes."""
+    files = (resources.files("vitshap") / "recipes").iterdir()
+    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
 
 
 def load_recipe(
     name: str | Path, *, data: str | None = None, model: str | None = None, settings: Sequence[str] = ()
 ) -> Recipe:
-    """A shipped recipe by name or one's own by path, with what ``--data``, ``--model`` and ``--set`` change."""
+    """Load a shipped recipe by name or your own by path, with the changes of ``--data``, ``--model`` and ``--set``."""
     recipe = from_plain(Recipe(), read_yaml(_text(name), str(name)) or {})
     changes: dict[str, Any] = {}
     if data is not None:
         changes["data"] = {"source": data}
-    if model is not None:  # whose it is follows from the name, whatever the recipe's own model was
+    if model is not None:  # its library follows from the name, whatever the recipe's own model was
         changes["model"] = {"name": model, "library": "auto"}
     return set_keys(from_plain(recipe, changes), settings)
 
@@ -184,11 +186,25 @@ def _text(name: str | Path) -> str:
             raise SettingsError(f"there is no recipe file {path}")
         return path.read_text(encoding="utf-8")
     if not str(name):
-        raise SettingsError(f"which recipe? Known: {', '.join(known)}; or the path of a YAML file")
-    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]}?" if near else ";"
-    raise SettingsError(f"there is no recipe {str(name)!r}{hint} Known: {', '.join(known)}; or the path of a YAML file")
+        raise SettingsError(f"give the name of a recipe or the path of a YAML file; known: {', '.join(known)}")
+    raise SettingsError(f"there is no recipe or YAML file {str(name)!r}{did_you_mean(str(name), known)}")
 
 
-def _shipped() -> Iterator[Any]:
-    yield from (resources.files("vitshap") / "recipes").iterdir()
+def print_recipes(console: Console) -> None:
+    """Print names, descriptions, time and memory of the shipped recipes."""
+    table = Table(box=None, show_header=False)
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        table.add_row(name, Group(Text(recipe.description), Text(recipe.resources, "dim")))
+    console.print(table)
+
+
+def print_keys(recipe: Recipe, console: Console) -> None:
+    """Print all settings with their values and their help."""
+    console.print("Set with --set KEY=VALUE:", highlight=False)
+    table = Table(box=None, show_header=False)
+    table.add_column(no_wrap=True)
+    for key in describe(recipe):
+        takes = "" if key.takes == "a group of keys" else f"({key.takes})"
+        table.add_row(f"[bold]{key.path}[/]", Group(Text(key.value), Text(f"{key.help} {takes}".strip(), "dim")))
+    console.print(table)

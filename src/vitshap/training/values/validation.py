@@ -1,8 +1,8 @@
-"""What an explainer is selected by: fixed, seeded (image, coalition) tuples of unseen images, evaluated once.
+"""Validation of an explainer on coalitions of unseen images: fixed, seeded, and evaluated once.
 
-They are stored with the run, so that a resumed one compares with the same numbers. Pairs from the Shapley kernel give the
-paper's loss, which is comparable between runs. Where a plan chose other coalitions for training, as many of those are
-evaluated too: their loss has less noise, and it is what selects.
+The values are stored with the run, so that a resumed run compares with the same numbers. Pairs from the Shapley kernel give
+the paper's loss, which is comparable between runs. If a plan chose other coalitions for training, as many of those are
+evaluated too: their loss has less noise, and selects the best weights.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from vitshap.data import CachedPixels, sample_coalitions
 from vitshap.explainers import Explainer
 from vitshap.files import read_tensors, write_tensors
 from vitshap.training.batches import Images
-from vitshap.training.fit import VALIDATION
-from vitshap.training.noise import NO_WEIGHTS, Plan, Weighing, weighted_halves
 from vitshap.training.objectives import class_importance, explainer_loss, uniform_explanation
-from vitshap.training.values import ROWS, Evaluator
+from vitshap.training.values.labels import EQUAL_WEIGHTS, NoiseWeighting, Plan, weighted_halves
+from vitshap.training.values.store import ROWS, Evaluator
 
 FILE = "validation.safetensors"
+VALIDATION = "validation"
+"""Purpose of the validation coalitions in the counter-based generator: training draws others."""
 
 
-class HeldOut:
-    """Values of coalitions of unseen images, and the losses that explanations have on them."""
+class ValidationSet:
+    """Coalition values of unseen images, and the losses of explanations on them."""
 
     def __init__(
         self,
@@ -41,32 +42,36 @@ class HeldOut:
         law: CoalitionLaw | None = None,
         plan: Plan | None = None,
         planned: int = 0,
-        weighing: Weighing = NO_WEIGHTS,
-        emphasis: float = 0.0,
+        weighting: NoiseWeighting = EQUAL_WEIGHTS,
+        predicted_class_weight: float = 0.0,
     ) -> None:
-        """Evaluate them, or read them from the run's folder; None: they are not stored.
+        """Evaluate the coalitions, or read their values from ``folder``; None: they are not stored.
 
-        ``pairs`` coalitions of ``law`` (by default the Shapley kernel) and ``planned`` ones of the plan per image;
-        ``weighing``: of images and classes by their noise; ``emphasis``: on the predicted class.
+        Each image has ``pairs`` coalitions of ``law`` (by default the Shapley kernel) and ``planned`` of ``plan``.
         """
-        self.images, self.plan, self.weighing, self.emphasis = images, plan, weighing, emphasis
+        self.images, self.plan, self.weighting = images, plan, weighting
+        self.predicted_class_weight = predicted_class_weight
         self.output = evaluate.model.output
         law = law or shapley_kernel(evaluate.model.num_players)
-        self.pairs = _Drawn(law, pairs, True, VALIDATION)
-        self.planned = None if plan is None else _Drawn(plan.law, planned, plan.paired, f"{VALIDATION} by plan")
-        stored = self._evaluated(evaluate) if folder is None else self._stored(folder / FILE, evaluate)
-        self.full, self.worth = stored["full"], stored["worth"]  # [n, K], [n, S, K]
-        self.planned_worth = stored.get("planned_worth")
+        self.pairs = _FixedCoalitions(law, pairs, True, VALIDATION)
+        self.planned = (
+            None if plan is None else _FixedCoalitions(plan.law, planned, plan.paired, f"{VALIDATION} by plan")
+        )
+        stored = self._evaluate(evaluate) if folder is None else self._read_or_evaluate(folder / FILE, evaluate)
+        self.full, self.values = stored["full"], stored["values"]  # [n, K], [n, S, K]
+        self.planned_values = stored.get("planned_values")
 
     @property
-    def select(self) -> str:
-        """The loss that chooses the best weights."""
+    def selection_metric(self) -> str:
+        """The loss that selects the best weights."""
         return "loss" if self.plan is None else "selection_loss"
 
     @torch.no_grad()
     def losses(self, explainer: Explainer, batch_size: int) -> dict[str, float]:
-        """The paper's loss, that of the uniform explanation, and with a plan the one that training minimises; all in the
-        explainer's unit of each output, as in training."""
+        """Return the paper's loss, that of the uniform explanation, and with a plan the loss that training minimises.
+
+        All are in the explainer's unit of each output, as in training.
+        """
         totals: dict[str, float] = {}
         start = 0
         for pixels, batch in self.images.in_order(batch_size):
@@ -79,38 +84,38 @@ class HeldOut:
         return {name: total / len(self.full) for name, total in totals.items()}
 
     def _losses(self, values: Tensor, base: Tensor, indices: Tensor, here: slice, scale: Tensor) -> dict[str, float]:
-        values, base, full, worth = (t / scale for t in (values, base, self.full[here], self.worth[here]))
+        values, base, full, true = (t / scale for t in (values, base, self.full[here], self.values[here]))
         coalitions = self.pairs(indices, self.images.seed)
         found = {
-            "loss": explainer_loss(values, coalitions, worth, base),
-            "uniform_loss": explainer_loss(uniform_explanation(base, full, values.shape[1]), coalitions, worth, base),
+            "loss": explainer_loss(values, coalitions, true, base),
+            "uniform_loss": explainer_loss(uniform_explanation(base, full, values.shape[1]), coalitions, true, base),
         }
-        if self.plan is not None and self.planned is not None and self.planned_worth is not None:
+        if self.plan is not None and self.planned is not None and self.planned_values is not None:
             drawn = self.planned(indices, self.images.seed)
-            planned = self.planned_worth[here] / scale
-            halves = weighted_halves(self.plan, drawn, planned, base, full, weighing=self.weighing)
+            planned = self.planned_values[here] / scale
+            halves = weighted_halves(self.plan, drawn, planned, base, full, weighting=self.weighting)
             centred = values - values.mean(1, keepdim=True)
-            importance = class_importance(full, self.output, self.emphasis)
+            importance = class_importance(full, self.output, self.predicted_class_weight)
             errors = [
                 (importance * weights * (centred - half.labels()).square().sum(1)).mean() for half, weights in halves
             ]
             found["selection_loss"] = torch.stack(errors).mean()
         return {name: float(loss) for name, loss in found.items()}
 
-    def _stored(self, path: Path, evaluate: Evaluator) -> dict[str, Tensor]:
-        """From the file if it is of the same surrogate, images and coalitions; else computed and written."""
-        made_of = self._made_of(evaluate)
+    def _read_or_evaluate(self, path: Path, evaluate: Evaluator) -> dict[str, Tensor]:
+        """Read the values if they are of the same surrogate, images and coalitions; otherwise evaluate and write them."""
+        inputs = self._hash(evaluate)
         stored = None
         with suppress(ValueError):  # missing, damaged, or of another surrogate
-            stored = read_tensors(path, {"made_of": made_of}) if made_of else None
+            stored = read_tensors(path, {"inputs": inputs}) if inputs else None
         if stored is not None:
             return {name: tensor.to(evaluate.model.device) for name, tensor in stored.items()}
-        found = self._evaluated(evaluate)
-        write_tensors(path, found, {"made_of": made_of})
+        found = self._evaluate(evaluate)
+        write_tensors(path, found, {"inputs": inputs})
         return found
 
-    def _made_of(self, evaluate: Evaluator) -> str:
-        """A hash of all that the values depend on; none where images are not kept: they may be others by now."""
+    def _hash(self, evaluate: Evaluator) -> str:
+        """Return a hash of everything that the values depend on; "" if images are not cached, for they may have changed."""
         model, images = evaluate.model, self.images
         if not isinstance(images.source, CachedPixels):
             return ""
@@ -123,21 +128,21 @@ class HeldOut:
             digest.update(some.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    def _evaluated(self, evaluate: Evaluator) -> dict[str, Tensor]:
-        parts: dict[str, list[Tensor]] = {"full": [], "worth": []}
+    def _evaluate(self, evaluate: Evaluator) -> dict[str, Tensor]:
+        parts: dict[str, list[Tensor]] = {"full": [], "values": []}
         most = max(self.pairs.count, self.planned.count if self.planned else 0)
         for pixels, batch in self.images.in_order(max(1, ROWS // (most + 1))):
-            full, worth = evaluate(pixels, self.pairs(batch.indices, self.images.seed))
+            full, values = evaluate(pixels, self.pairs(batch.indices, self.images.seed))
             parts["full"].append(full)
-            parts["worth"].append(worth)
+            parts["values"].append(values)
             if self.planned is not None:
                 drawn = self.planned(batch.indices, self.images.seed)
-                parts.setdefault("planned_worth", []).append(evaluate(pixels, drawn).worth)
+                parts.setdefault("planned_values", []).append(evaluate(pixels, drawn).values)
         return {name: torch.cat(tensors) for name, tensors in parts.items()}
 
 
-class _Drawn:
-    """Coalitions of samples that are the same in every epoch, and that training never meets."""
+class _FixedCoalitions:
+    """Coalitions of samples that are the same in every epoch, and independent of those of training."""
 
     def __init__(self, law: CoalitionLaw, count: int, paired: bool, purpose: str) -> None:
         self.law, self.count, self.paired, self.purpose = law, count, paired, purpose

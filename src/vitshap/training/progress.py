@@ -1,4 +1,4 @@
-"""What a training shows: a progress bar, and curves for TensorBoard where it is installed; nothing depends on them."""
+"""What a training reports while it runs: the loss of each step, a progress bar, and curves for TensorBoard."""
 
 from __future__ import annotations
 
@@ -8,21 +8,44 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor
 
 
-class Board:
-    """One line of a log after the other, as scalars in ``folder``; without TensorBoard nothing happens."""
+class DeferredLoss:
+    """The loss of a step, copied from the device without blocking.
+
+    Reading a number from a GPU waits for all work that was queued before the read. So the copy is queued with the step,
+    and reading it later waits for that copy only, while the GPU works on the next step.
+    """
+
+    def __init__(self, step: int, rate: float, loss: Tensor) -> None:
+        self.step, self.rate = step, rate
+        self._loss = loss.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event() if loss.is_cuda else None  # type: ignore[no-untyped-call]
+        if self._copied is not None:
+            self._copied.record()
+
+    def read(self) -> float:
+        """Wait for the copy and return the loss."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return float(self._loss)
+
+
+class TensorBoard:
+    """Writes the metrics of a training as TensorBoard scalars; does nothing if TensorBoard is not installed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._writer: Any = None
 
     def add(self, record: dict[str, float]) -> None:
-        """The metrics of an epoch, over the steps."""
+        """Write the metrics of one validation."""
         if self._writer is None:
-            self._writer = _writer(self.folder, int(record["step"]))
+            self._writer = _summary_writer(self.folder, int(record["step"]))
         if self._writer is False:
             return
         for name, value in record.items():
@@ -31,23 +54,23 @@ class Board:
         self._writer.flush()
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close the file."""
         if self._writer:
             self._writer.close()
 
 
-def _writer(folder: Path, first_step: int) -> Any:
+def _summary_writer(folder: Path, first_step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return False
-    # A training that was continued may come to steps that it has been at before: the curve begins anew there.
+    # A resumed training may repeat steps that it had logged before: the curve continues from there.
     return SummaryWriter(str(folder), purge_step=first_step)
 
 
 @contextmanager
 def progress_bar(console: Console, steps: int, done: int, batch_size: int) -> Iterator[Callable[[int, float], None]]:
-    """A bar with loss, samples per second and time left; yields a function of the number of steps done and the loss."""
+    """Show a bar with loss, samples per second and remaining time; yield a function of the steps done and the loss."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
