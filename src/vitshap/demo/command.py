@@ -203,8 +203,8 @@ def _pixels(images: ImageData) -> Tensor:
 
 
 def _write_numbers(path: Path, found: digits.Comparison, seconds: float) -> None:
-    names = ("error", "bound", "loose_bound", "holds")
-    theorem = {name: getattr(found.theorem, name) for name in names}
+    names = {"error": "mean", "bound": "bound", "loose_bound": "loose_bound", "holds": "holds"}
+    theorem = {name: getattr(found.theorem, attribute) for name, attribute in names.items()}
     write_tables(path, found.table, theorem=theorem, seconds=round(seconds, 1), torch=torch.__version__)
 
 

@@ -138,7 +138,7 @@ def theorem_lines(theorem: ErrorBound) -> list[tuple[str, str]]:
     verdict = "holds" if theorem.holds else "DOES NOT HOLD"
     last = theorem.num_players - 1
     return [
-        ("mean Euclidean error of the explainer", f"{theorem.error:.4f}"),
+        ("mean Euclidean error of the explainer", f"{theorem.mean:.4f}"),
         (f"bound sqrt(2 H_{last} (L - L*)), all coalitions enumerated", f"{theorem.bound:.4f}: {verdict}"),
         ("looser bound, with L* = 0", f"{theorem.loose_bound:.4f}: {verdict}"),
     ]

@@ -117,11 +117,11 @@ def areas(evaluate: Evaluator, explainer: Explainer, pixels: Tensor, labels: Ten
         deleted = deletion(evaluate.model, half, explainer(some, target=target))
         random = method("random", explainer.surrogate)(some, target=target)
         found = {
-            "insertion": inserted.target_area(own),
-            "others_insertion": inserted.nontarget_area(own),
-            "deletion": deleted.target_area(own),
-            "random_insertion": insertion(evaluate.model, half, random).target_area(own),
-            "random_deletion": deletion(evaluate.model, half, random).target_area(own),
+            "insertion": inserted.target(own).per_image,
+            "others_insertion": inserted.others(own).per_image,
+            "deletion": deleted.target(own).per_image,
+            "random_insertion": insertion(evaluate.model, half, random).target(own).per_image,
+            "random_deletion": deletion(evaluate.model, half, random).target(own).per_image,
         }
         for name, area in found.items():
             totals[name] = totals.get(name, 0.0) + float(area.sum())

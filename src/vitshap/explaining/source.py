@@ -18,7 +18,8 @@ from vitshap.explaining.budget import LADDER
 from vitshap.explaining.entries import Summary
 from vitshap.explaining.text import percent
 from vitshap.explanation import Explanation
-from vitshap.methods import MethodLike, SamplingMethod, method, registry
+from vitshap.methods import MethodLike, SamplingMethod, method
+from vitshap.methods.registry import METHODS
 from vitshap.models import MaskedModel
 from vitshap.models.base import unwrapped
 from vitshap.models.load import ModelSpec, load_with_warnings
@@ -106,7 +107,7 @@ def open_bundle(
         )
     name = known[0] if name is None else name
     method_name = method_name or EXPLAINER
-    registry.load(method_name)  # an unknown name is an error before the bundle is loaded
+    METHODS.load(method_name)  # an unknown name is an error before the bundle is loaded
     config = bundle.read(name)
     explainer = bundle.load(name, classifier=classifier, device=device)
     _require_preprocess(explainer.surrogate, f"the bundle {name}")
@@ -145,7 +146,7 @@ def open_model(
     method_name = method_name or DEFAULT_METHOD
     if method_name == EXPLAINER:
         raise ValueError("--method explainer needs a stored explainer: give --bundle too, or another method")
-    registry.load(method_name)
+    METHODS.load(method_name)
     model, messages = load_with_warnings(ModelSpec(name, weights=weights, option="--{}"))
     _require_preprocess(model, f"the model {name}")
     model.to(device)
