@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitshap.baselines.interception import Trace, gradients, one_hot_seeds, trace
@@ -23,7 +24,8 @@ class AttentionLast(TokenMethod):
     def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> Tensor:
         """Return the row that the head reads, the same for every class."""
         with torch.no_grad():
-            return _for_all(_last_row(trace(self.model.adapter, pixels), self.model.adapter).sum(1), self, targets)
+            last = _last_attention(trace(self.model.adapter, pixels), self.model.adapter)
+        return _for_all(_read(last, self.model.adapter).sum(1), self, targets)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +56,7 @@ class GenericAttention(TokenMethod):
         """Return a map per class, from gradients of its logit."""
         adapter = self.model.adapter
         found = trace(adapter, pixels)
+        block_attention(found, adapter)
         maps = []
         for grads in gradients(found.logits, found.attention, one_hot_seeds(targets, found.logits)):
             layers = [(g * a).clamp(min=0).mean(2) for g, a in zip(grads, found.attention, strict=True)]
@@ -71,10 +74,11 @@ class GradCamAttention(TokenMethod):
         """Return a map per class, from gradients of its logit."""
         adapter = self.model.adapter
         found = trace(adapter, pixels)
-        row = _last_row(found, adapter)[..., adapter.prefix :]  # [B, H, N]
+        last = _last_attention(found, adapter)
+        row = _read(last, adapter)[..., adapter.prefix :]  # [B, H, N]
         maps = []
-        for (grads,) in gradients(found.logits, found.attention[-1:], one_hot_seeds(targets, found.logits)):
-            of_row = _read(grads, found, adapter)[..., adapter.prefix :]  # [t, B, H, N]
+        for (grads,) in gradients(found.logits, [last], one_hot_seeds(targets, found.logits)):
+            of_row = _read(grads, adapter)[..., adapter.prefix :]  # [t, B, H, N]
             maps.append((of_row.mean(-1, keepdim=True) * row).mean(2).clamp(min=0))
         return torch.cat(maps).permute(1, 2, 0)
 
@@ -104,16 +108,21 @@ class GradCamNorm(TokenMethod):
 
 def block_attention(found: Trace, adapter: Adapter) -> list[Tensor]:
     """Return the attention weights ``[B, H, L, L]`` of the blocks, first block first."""
-    return found.attention[: len(adapter.blocks)]
+    depth = len(adapter.blocks)
+    if not depth or len(found.attention) < depth:
+        raise ValueError(
+            f"no attention is known in {type(adapter.net).__name__}: methods for any model are vanilla-pixel, "
+            "smoothgrad-pixel, vargrad-pixel, integrated-gradients-pixel, leave-one-out, rise and kernelshap"
+        )
+    return found.attention[:depth]
 
 
 def read_row(found: Trace, adapter: Adapter) -> Tensor:
     """Return how much the head reads of each token, ``[B, 1, L]``; the attention of its pooling if it has one."""
-    pooling = found.attention[len(adapter.blocks) :]
-    if pooling:
-        return _padded(pooling[-1].mean((1, 2)), adapter)[:, None]
-    weights = adapter.readout_weights().to(found.logits)
-    return weights.expand(len(found.logits), 1, -1)
+    weights = adapter.readout_weights()
+    if weights is None:
+        return _read(found.attention[-1], adapter).mean(1, keepdim=True)
+    return weights.to(found.logits).expand(len(found.logits), 1, -1)
 
 
 def roll_out(layers: list[Tensor], found: Trace, adapter: Adapter, row: Tensor | None = None) -> Tensor:
@@ -123,7 +132,8 @@ def roll_out(layers: list[Tensor], found: Trace, adapter: Adapter, row: Tensor |
     """
     depth = len(adapter.blocks)
     if row is None:
-        row = _padded(layers[-1].mean(-2), adapter) if len(layers) > depth else read_row(found, adapter)[:, 0]
+        pooled = adapter.readout_weights() is None
+        row = _read(layers[-1], adapter) if pooled else read_row(found, adapter)[:, 0]
         row = row.expand(*layers[0].shape[:2], -1)
     for layer in reversed(layers[:depth]):
         row = row + (row[..., None, :] @ layer)[..., 0, :]
@@ -135,24 +145,21 @@ def patches(maps: Tensor, adapter: Adapter) -> Tensor:
     return maps[..., adapter.prefix :].permute(1, 2, 0)
 
 
-def _last_row(found: Trace, adapter: Adapter) -> Tensor:
-    """The row of the last attention that the head reads, by head: ``[B, H, L]``."""
-    return _read(found.attention[-1], found, adapter)
+def _last_attention(found: Trace, adapter: Adapter) -> Tensor:
+    """Return the attention that the head reads: the last block's, or that of a pooling head."""
+    blocks = block_attention(found, adapter)
+    return found.attention[-1] if adapter.readout_weights() is None else blocks[-1]
 
 
-def _read(attention: Tensor, found: Trace, adapter: Adapter) -> Tensor:
-    """Of attention (or its gradient) ``[..., H, queries, L]`` the row that the head reads, ``[..., H, L]``."""
-    if len(found.attention) > len(adapter.blocks):
-        return _padded(attention.mean(-2), adapter)
-    return adapter.readout_weights().to(attention) @ attention
-
-
-def _padded(row: Tensor, adapter: Adapter) -> Tensor:
-    """A row over all tokens, from one over all tokens or over patches alone."""
-    missing = adapter.prefix + adapter.grid[0] * adapter.grid[1] - row.shape[-1]
-    return torch.nn.functional.pad(row, (missing, 0))
+def _read(attention: Tensor, adapter: Adapter) -> Tensor:
+    """Return the row that the head reads, ``[..., L]``, of attention (or its gradient) ``[..., queries, L]``."""
+    weights = adapter.readout_weights()
+    if weights is not None:
+        return weights.to(attention) @ attention
+    row = attention.mean(-2)  # of a pooling head, whose keys are all tokens or the patches
+    return F.pad(row, (adapter.prefix + adapter.grid[0] * adapter.grid[1] - row.shape[-1], 0))
 
 
 def _for_all(row: Tensor, method: TokenMethod, targets: Tensor) -> Tensor:
-    """One map ``[B, L]`` for all classes, ``[B, N, T]``."""
+    """Return one map ``[B, L]`` for all classes, ``[B, N, T]``."""
     return row[:, method.model.adapter.prefix :, None].expand(-1, -1, targets.shape[1])

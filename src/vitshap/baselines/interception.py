@@ -196,6 +196,8 @@ class _Interception(AttentionOverride):
         if self.dtype is not None and name == "float":
             return args[0].to(self.dtype)
         answer = _ANSWERS.get(name.strip("_"))
+        if func is F.multi_head_attention_forward and args[0] is not args[1]:
+            return func(*args, **kwargs)  # a pooling head with a learned query: not recorded
         if answer is None:
             return super().__torch_function__(func, types, args, kwargs)
         return answer(self, func, args, kwargs)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitshap.baselines.attention import patches, roll_out
+from vitshap.baselines.attention import block_attention, patches, roll_out
 from vitshap.baselines.interception import NUMBERS_AT_ONCE, Rules, gradients, one_hot_seeds, trace
 from vitshap.methods.base import TokenMethod
 
@@ -33,9 +33,9 @@ class Lrp(TokenMethod):
         relevance = trace(adapter, pixels, LrpRules(), dtype=torch.float64)
         if relevance.tokens is None:
             raise ValueError(f"{self.name}: the blocks of {type(adapter.net).__name__} have no residual connections")
-        depth = len(adapter.blocks)
-        attention, wanted = plain.attention[:depth], [*relevance.attention[:depth], relevance.tokens]
-        at_once = max(1, NUMBERS_AT_ONCE // (4 * sum(weights.numel() for weights in attention)))
+        attention, weights = block_attention(plain, adapter), block_attention(relevance, adapter)
+        wanted = [*weights, relevance.tokens]
+        at_once = max(1, NUMBERS_AT_ONCE // (4 * sum(one.numel() for one in attention)))
         first = one_hot_seeds(targets, plain.logits)
         second = one_hot_seeds(targets, relevance.logits) * _ratio(torch.ones_like(relevance.logits), relevance.logits)
         maps = []
@@ -45,8 +45,8 @@ class Lrp(TokenMethod):
             strict=True,
         ):
             layers = [
-                (slope * (share * weights)).clamp(min=0).mean(2)
-                for slope, share, weights in zip(slopes, shares, relevance.attention[:depth], strict=True)
+                (slope * (share * weight)).clamp(min=0).mean(2)
+                for slope, share, weight in zip(slopes, shares, weights, strict=True)
             ]
             after = (of_tokens * relevance.tokens).sum(-1)  # relevance of each token after the last block
             maps.append(roll_out(layers, relevance, adapter, _ratio(after, after.sum(-1, keepdim=True))))

@@ -68,13 +68,15 @@ class Adapter(ABC):
         Without ``reads_patches`` the tokens given are the prefix alone.
         """
 
-    def readout_weights(self) -> Tensor:
-        """How much the head reads of each token after the last block, ``[prefix + N]``; a pooling by attention aside."""
-        weights = torch.zeros(self.prefix + self.grid[0] * self.grid[1])
-        weights[0] = 1
-        return weights
+    def readout_weights(self) -> Tensor | None:
+        """Return how much the head reads of each token after the last block, ``[prefix + N]``; None for attention pooling.
 
-    def _mean_weights(self, start: int, end: int | None = None) -> Tensor:
+        By default that is the class token, the first one.
+        """
+        return self._mean_of(0, 1)
+
+    def _mean_of(self, start: int, end: int | None = None) -> Tensor:
+        """Return equal weights of some tokens, 0 for the others."""
         weights = torch.zeros(self.prefix + self.grid[0] * self.grid[1])
         weights[start:end] = 1
         return weights / weights.sum()
@@ -181,6 +183,19 @@ def masked_max(tokens: Tensor, valid: Tensor) -> Tensor:
 def pair(size: int | Sequence[int]) -> tuple[int, int]:
     """(height, width) from one number or two."""
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def patch_grid(image_size: tuple[int, int], patch: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of patches; ``ValueError`` where the image does not divide into them."""
+    if any(side % step for side, step in zip(image_size, patch, strict=True)):
+        raise ValueError(f"images of {image_size} do not divide into patches of {patch}")
+    return image_size[0] // patch[0], image_size[1] // patch[1]
+
+
+def require_size(image_size: tuple[int, int], own: tuple[int, int], hint: str = "") -> None:
+    """Refuse images of another size than the one that the model takes."""
+    if image_size != own:
+        raise ValueError(f"this model takes images of {own}, not {image_size}{hint}")
 
 
 @contextmanager
