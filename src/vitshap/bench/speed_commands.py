@@ -90,6 +90,33 @@ def bench_explain(
     show(out, table, machine=describe(where), explainer=name)
 
 
+@subcommand("methods")
+def bench_methods(
+    arch: Arch = ArchName.tiny,
+    library: Library = LibraryName.timm,
+    batch: Annotated[int, typer.Option(min=0, help="Images at a time; 0: 16 on a GPU, 1 on a CPU.")] = 0,
+    only: Annotated[str, typer.Option(help="Names of methods, separated by commas; default: all.")] = "",
+    masks: Annotated[int, typer.Option(min=1, help="Random coalitions of rise.")] = 2000,
+    device: Device = "auto",
+    out: Out = None,
+) -> None:
+    """Time every baseline method for all classes, compared with one vectorised gradient and with the paper's figures."""
+    from vitshap.bench import methods as measuring
+    from vitshap.bench.speed import describe
+
+    where = resolve_device(device)
+    table = measuring.measure(
+        library.value,
+        arch.value,
+        where,
+        batch=batch or (16 if where.type == "cuda" else 1),
+        names=tuple(only.split(",")) if only else measuring.METHODS,
+        rise_masks=masks,
+        note=ProgressLines().start,
+    )
+    show(out, table, machine=describe(where))
+
+
 @subcommand("training")
 def bench_training(
     arch: Arch = ArchName.base,

@@ -1,0 +1,83 @@
+"""Time every method on one network: milliseconds per image for all classes, and the ratio to the plain gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from vitshap.bench.speed import Arch, Library, build_net, describe, seconds, threads
+from vitshap.experiments.tables import Cell, Column, Table
+from vitshap.methods import method
+from vitshap.models import wrap
+
+REFERENCE = "vanilla-embedding"
+"""The method that ratios are to: the gradient of all classes in one vectorised backward pass."""
+PAPER = {
+    "attention-last": 6.8,
+    "attention-rollout": 10.6,
+    "gradcam-ln": 275.9,
+    "gradcam-attention": 275.9,
+    "integrated-gradients-pixel": 1236.8,
+    "integrated-gradients-embedding": 1236.8,
+    "vanilla-pixel": 230.1,
+    "vanilla-embedding": 230.1,
+    "smoothgrad-pixel": 1218.0,
+    "smoothgrad-embedding": 1218.0,
+    "vargrad-pixel": 1218.9,
+    "vargrad-embedding": 1218.9,
+    "lrp": 1551.4,
+    "leave-one-out": 810.0,
+    "rise": 8213.4,
+}
+"""Milliseconds per image of the paper's table of running times: ViT-Base, ImageNette's ten classes, its GPU."""
+METHODS = (
+    *(REFERENCE, "vanilla-pixel", "smoothgrad-pixel", "smoothgrad-embedding", "vargrad-pixel", "vargrad-embedding"),
+    *("integrated-gradients-pixel", "integrated-gradients-embedding", "attention-last", "attention-rollout"),
+    *("generic-attention", "gradcam-attention", "gradcam-ln", "lrp", "attnlrp", "libragrad", "leave-one-out", "rise"),
+)
+
+
+def measure(
+    library: Library,
+    arch: Arch,
+    device: torch.device,
+    *,
+    batch: int,
+    names: Sequence[str] = METHODS,
+    rise_masks: int = 2000,
+    note: Callable[[str], object] = lambda text: None,
+) -> Table:
+    """Time each method for all ten classes of ``batch`` random images; on a CPU with one thread."""
+    torch.manual_seed(0)
+    model = wrap(build_net(library, arch).to(device))
+    images = torch.randn(batch, 3, 224, 224, device=device)
+    columns = (
+        Column("method"),
+        Column("milliseconds", ",.2f", "ms/image"),
+        Column("ratio", ".2f", title="ratio to vanilla-embedding"),
+        Column("evaluations", ",.0f", "1/s"),
+        Column("paper", ",.1f", "ms/image"),
+    )
+    table = Table(f"{library} ViT-{arch}, ten classes, batch {batch}, {describe(device)}", columns)
+    options: dict[str, dict[str, Any]] = {"rise": {"masks": rise_masks}}
+    reference = None
+    with nullcontext() if device.type == "cuda" else threads(1):
+        for name in (REFERENCE, *(one for one in names if one != REFERENCE)):
+            note(name)
+            made = method(name, model, **options.get(name, {}))
+            spent = seconds(lambda made=made: made(images), device, at_least=0.3, rounds=3) / batch  # type: ignore[misc]
+            reference = reference or spent
+            paper = PAPER.get(name)
+            asked = {"leave-one-out": model.num_players, "rise": rise_masks}.get(name)
+            table.add(
+                method=name,
+                milliseconds=spent * 1e3,
+                ratio=spent / reference,
+                evaluations=None if asked is None else asked / spent,
+                paper=paper if name != "rise" or rise_masks == 2000 else Cell(paper, note="2,000 masks"),
+            )
+    table.notes.append("paper: ViT-Base on the authors' GPU, one image at a time")
+    return table
