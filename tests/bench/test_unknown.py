@@ -81,7 +81,7 @@ def test_only_numbers_and_text_are_recorded(model: MaskedModel, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("bundle", "options", "match"),
     [
-        ("a-shipped-name", ["--record"], "a-shipped-name is no folder"),  # said before anything is measured
+        ("a-shipped-name", ["--record"], "a-shipped-name holds no bundle"),  # said before anything is measured
         ("nowhere/at-all", [], "nowhere/at-all"),
     ],
 )

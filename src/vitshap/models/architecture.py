@@ -120,14 +120,16 @@ def declared_depth(config: Any, /) -> int:
 def _arguments(library: str, name: str) -> set[str] | None:
     """Return the arguments that a network of this name may be described with; None if the library has none of that name."""
     if library == "transformers":
-        return _transformers_arguments(getattr(_package(library), name).config_class) if name in ADAPTERS else None
+        return (
+            _transformers_arguments(getattr(import_library(library), name).config_class) if name in ADAPTERS else None
+        )
     if library == "timm":  # is_model also keeps names out that timm would download ("hf-hub:...")
-        return set(TIMM_ARGUMENTS) if _package(library).is_model(name) else None
+        return set(TIMM_ARGUMENTS) if import_library(library).is_model(name) else None
     return set(TORCHVISION_ARGUMENTS) if name == "VisionTransformer" else None
 
 
 def _classes(library: str) -> Any:
-    return _package("torchvision").models if library == "torchvision" else _package(library)
+    return import_library("torchvision").models if library == "torchvision" else import_library(library)
 
 
 def _describe_transformers(net: Any) -> dict[str, Any]:
@@ -152,7 +154,7 @@ def _selected(config_class: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _build_transformers(name: str, arguments: dict[str, Any]) -> nn.Module:
-    net_class = getattr(_package("transformers"), name)
+    net_class = getattr(import_library("transformers"), name)
     arguments = _selected(net_class.config_class, arguments)
     labels = {int(key): label for key, label in (arguments.get("id2label") or {}).items()}  # JSON's keys are text
     net: nn.Module = net_class(net_class.config_class.from_dict({**arguments, "id2label": labels}))
@@ -160,12 +162,12 @@ def _build_transformers(name: str, arguments: dict[str, Any]) -> nn.Module:
 
 
 def _transformers_arguments(config_class: Any) -> set[str]:
-    common = set(_package("transformers").PreTrainedConfig().to_dict())
+    common = set(import_library("transformers").PreTrainedConfig().to_dict())
     return (set(config_class().to_dict()) - common - {"text_config"}) | set(LABELS)
 
 
 def _describe_timm(net: Any) -> dict[str, Any]:
-    timm = _package("timm")
+    timm = import_library("timm")
     # A network that was made by its class and not by its name is described as a changed vit_base_patch16_224.
     name = (getattr(net, "pretrained_cfg", None) or {}).get("architecture") or "vit_base_patch16_224"
     usual = _found(_without_weights(lambda: timm.create_model(name, pretrained=False)), TIMM_ARGUMENTS)
@@ -175,7 +177,7 @@ def _describe_timm(net: Any) -> dict[str, Any]:
 
 def _build_timm(name: str, arguments: dict[str, Any]) -> nn.Module:
     sizes = {key: tuple(value) for key, value in arguments.items() if isinstance(value, list)}  # JSON has no tuples
-    net: nn.Module = _package("timm").create_model(name, pretrained=False, **{**arguments, **sizes})
+    net: nn.Module = import_library("timm").create_model(name, pretrained=False, **{**arguments, **sizes})
     return net
 
 
@@ -184,7 +186,7 @@ def _describe_torchvision(net: Any) -> dict[str, Any]:
 
 
 def _build_torchvision(name: str, arguments: dict[str, Any]) -> nn.Module:
-    net: nn.Module = _package("torchvision").models.VisionTransformer(**arguments)
+    net: nn.Module = import_library("torchvision").models.VisionTransformer(**arguments)
     return net
 
 
@@ -192,12 +194,15 @@ _DESCRIBED = {"transformers": _describe_transformers, "timm": _describe_timm, "t
 _BUILT = {"transformers": _build_transformers, "timm": _build_timm, "torchvision": _build_torchvision}
 
 
-def _package(name: str) -> Any:
+def import_library(name: str) -> Any:
+    """Import timm, transformers or torchvision; ``ValueError`` that says what to install where it cannot be imported."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         extra = "vitshap[timm]" if name in ("timm", "torchvision") else name
-        raise ValueError(f'this net is of {name}, which cannot be imported ({error}): pip install "{extra}"') from error
+        raise ValueError(
+            f'this model is of {name}, which cannot be imported ({error}): pip install "{extra}"'
+        ) from error
 
 
 def _found(net: nn.Module, arguments: dict[str, Callable[[Any], Any]]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -65,10 +65,7 @@ class AttentionOverride(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor:
         if is_causal or enable_gqa or (attn_mask is not None and attn_mask.dtype == torch.bool):
-            raise NotImplementedError(
-                "this net's attention is causal, grouped or has a mask of its own: it is not known how to withhold "
-                'patches from it. removal="pixels" works with any net'
-            )
+            _cannot_mask("attention that is causal, grouped or has a mask of its own")
         return self.attend(query, key, value, attn_mask, scale, dropout_p)
 
     def _multi_head(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
@@ -76,9 +73,7 @@ class AttentionOverride(TorchFunctionMode):
         call = _MULTI_HEAD.bind(*args, **kwargs).arguments
         x: Tensor = call["query"]  # [L, n, D]
         if x is not call["key"] or x is not call["value"] or call["bias_k"] is not None or call["add_zero_attn"]:
-            raise NotImplementedError(
-                'only plain self-attention can be masked here; removal="pixels" works with any net'
-            )
+            _cannot_mask("attention that is not plain self-attention")
         length, n, width = x.shape
         heads: int = call["num_heads"]
         projected = F.linear(x, call["in_proj_weight"], call["in_proj_bias"])
@@ -89,6 +84,10 @@ class AttentionOverride(TorchFunctionMode):
         out = self.attend(q, k, v, call.get("attn_mask"), None, dropout)
         out = out.permute(2, 0, 1, 3).reshape(length, n, width)
         return F.linear(out, call["out_proj_weight"], call["out_proj_bias"]), None
+
+
+def _cannot_mask(what: str) -> NoReturn:
+    raise NotImplementedError(f'patches cannot be withheld from {what}; removal="pixels" works with any network')
 
 
 _MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)

@@ -23,14 +23,13 @@ class GenericNetwork(Adapter):
 
     def __init__(self, net: nn.Module, image_size: tuple[int, int] | None, grid: tuple[int, int] | None) -> None:
         self.net = net
-        size = image_size or _own_size(net)
-        if size is None:
-            raise ValueError(f"{type(net).__name__} does not say what images it takes: give image_size=(height, width)")
+        size = image_size or _own_size(net) or (0, 0)
         self.image_size = size
         self.grid = grid or (size[0] // CELL, size[1] // CELL)
-        if any(side % max(cells, 1) for side, cells in zip(size, self.grid, strict=True)) or 0 in self.grid:
+        if 0 in self.grid or any(side % cells for side, cells in zip(size, self.grid, strict=True)):
             raise ValueError(
-                f"images of {size} do not divide into a grid of {self.grid}: give players= as a label map whose shape does"
+                f"{type(net).__name__}: images of {size} do not divide into a grid of {self.grid}: give "
+                "image_size=(height, width), or players= as a label map whose shape divides it"
             )
         self.channels = _own_channels(net)
         self.num_classes = self._count_classes()

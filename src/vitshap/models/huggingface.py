@@ -25,9 +25,11 @@ from vitshap.models.base import (
 def adapter_for(net: Any, image_size: tuple[int, int] | None) -> Adapter:
     """Return the adapter for a transformers model, or raise ``CannotMask``."""
     place = next((ADAPTERS[cls.__name__] for cls in type(net).__mro__ if cls.__name__ in ADAPTERS), None)
-    if place is None:
+    if place is None or not getattr(net.config, "num_labels", 0):
         why = f"of transformers' models these can be masked: {', '.join(sorted(ADAPTERS))}"
-        if hasattr(net, "base_model_prefix") and not hasattr(net, "classifier"):
+        if place is not None:
+            why = "it has no classes (num_labels=0)"
+        elif hasattr(net, "base_model_prefix") and not hasattr(net, "classifier"):
             why = "it has no classification head; load it with AutoModelForImageClassification"
         raise CannotMask(net, why)
     module, _, name = place.rpartition(".")
@@ -46,8 +48,6 @@ class HuggingFaceViT(Adapter):
         self.net = self._net = net
         self.trunk: Any = self._find_trunk()
         config = self.trunk.config
-        if not getattr(net.config, "num_labels", 0):
-            raise CannotMask(net, "it has no classes (num_labels=0)")
         self.image_size = image_size or pair(config.image_size)
         self.grid = patch_grid(self.image_size, pair(config.patch_size))
         self.resized = self.image_size != pair(config.image_size)

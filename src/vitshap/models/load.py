@@ -204,8 +204,6 @@ def _transformers(spec: ModelSpec) -> tuple[nn.Module, Preprocess]:
     place = os.path.expanduser(spec.name)
     with _quiet_transformers(), reachable_hub(spec.name):
         try:
-            if spec.name.startswith(("/", ".", "~")) and not Path(place).is_dir():
-                raise FileNotFoundError(f"there is no folder {spec.name}")
             return _from_transformers(spec, place)
         except Exception as error:  # transformers and what it calls raise errors of all kinds
             raise ValueError(f"the model {spec.name!r} cannot be loaded with transformers: {reason(error)}") from error
@@ -214,8 +212,12 @@ def _transformers(spec: ModelSpec) -> tuple[nn.Module, Preprocess]:
 def _from_transformers(spec: ModelSpec, place: str) -> tuple[nn.Module, Preprocess]:
     from transformers import AutoConfig, AutoModelForImageClassification
 
-    _check_depth(Path(place))
+    if problem := _folder_problem(spec.name, Path(place)):
+        raise ValueError(problem)
     config = AutoConfig.from_pretrained(place, trust_remote_code=False, **({} if spec.own_head else _labels(spec)))
+    vision = getattr(config, "vision_config", config)  # CLIP and SigLIP have a text encoder too
+    channels = getattr(vision, "num_channels", spec.channels) or 3
+    loaded: Mapping[str, Any] = {"mismatched_keys": (), "missing_keys": ()}
     if spec.pretrained:
         net, loaded = AutoModelForImageClassification.from_pretrained(
             place,
@@ -225,16 +227,12 @@ def _from_transformers(spec: ModelSpec, place: str) -> tuple[nn.Module, Preproce
             use_safetensors=True,
             output_loading_info=True,
         )
-        if problem := next(_unfit(loaded, net.config.num_labels, spec.own_head), None):
-            raise ValueError(problem)
     else:
         net = AutoModelForImageClassification.from_config(config, trust_remote_code=False)
-    vision = getattr(config, "vision_config", config)  # CLIP and SigLIP have a text encoder too
-    channels = getattr(vision, "num_channels", spec.channels)
-    if spec.channels not in (None, channels):
-        raise ValueError(f"it takes {channels} channels: --set data.channels={channels}")
+    if problem := next(_unfit(spec, loaded, net.config.num_labels, channels), None):
+        raise ValueError(problem)
     side = None if spec.image_size is None else pair(spec.image_size)
-    return net, read_processor(spec.name, side, pair(vision.image_size), channels or 3)
+    return net, read_processor(spec.name, side, pair(vision.image_size), channels)
 
 
 @contextmanager
@@ -253,25 +251,28 @@ def _quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _check_depth(folder: Path) -> None:
-    """Before a network is built: a configuration may claim any number of blocks, but every block has tensors."""
+def _folder_problem(name: str, folder: Path) -> str | None:
+    """Return why a folder is not loaded. A configuration may claim any number of blocks, but every block has tensors."""
+    if name.startswith(("/", ".", "~")) and not folder.is_dir():
+        return f"there is no folder {name}"
     config, weights = folder / "config.json", folder / "model.safetensors"
     if not (config.is_file() and weights.is_file()):
-        return
+        return None
     with safe_open(weights, "pt") as stored:
         tensors = len(stored.keys())
     depth = declared_depth(read_json(config))
-    if depth > tensors:
-        raise ValueError(f"its configuration has {depth:,} blocks, and its file {tensors} tensors")
+    return f"its configuration has {depth:,} blocks, and its file {tensors} tensors" if depth > tensors else None
 
 
-def _unfit(loaded: Mapping[str, Any], outputs: int, keep_head: bool) -> Iterator[str]:
-    """Yield why stored weights do not do: a head for other classes may be drawn anew if it is trained, nothing else."""
+def _unfit(spec: ModelSpec, loaded: Mapping[str, Any], outputs: int, channels: int) -> Iterator[str]:
+    """Yield why a stored model does not do. Only a head for other classes may be drawn anew, if it is trained."""
+    if spec.channels not in (None, channels):
+        yield f"it takes {channels} channels: --set data.channels={channels}"
     for name, stored, own in loaded["mismatched_keys"]:
-        if keep_head or tuple(own) != (outputs, *tuple(stored)[1:]):
+        if spec.own_head or tuple(own) != (outputs, *tuple(stored)[1:]):
             yield f"its weights do not fit its configuration: {name} is {list(stored)}, not {list(own)}"
     missing = sorted(loaded["missing_keys"])
-    if keep_head and missing:
+    if spec.own_head and missing:
         yield f"it has no weights for {missing[0]}: it was not trained to classify, and its predictions would be random"
     if blocks := [name for name in missing if re.search(r"\.(layers?|blocks?)\.\d+\.", name)]:
         yield f"its file has no weights for {len(blocks)} tensors of its blocks, {blocks[0]} first"

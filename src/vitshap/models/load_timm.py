@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from vitshap.errors import first_line
 from vitshap.files import read_tensors, state_difference
+from vitshap.models.architecture import import_library
 from vitshap.models.base import Adapter
 from vitshap.models.convert import as_transformers
 from vitshap.models.hub import reachable_hub, reason
@@ -51,10 +51,7 @@ def load_timm(spec: ModelSpec) -> tuple[nn.Module, Preprocess | None]:
 def _timm_name(spec: ModelSpec) -> str:
     """Return timm's name with its tag, after a check that timm has it."""
     name, plain = spec.name, spec.name.partition(".")[0]
-    try:
-        import timm
-    except ImportError as error:
-        raise ValueError(f"model {name}: timm is not installed; pip install vitshap[timm]") from error
+    timm = import_library("timm")
     if not timm.is_model(plain) and not name.startswith(TIMM_HUB):
         near = timm.list_models(f"*{plain}*")[:3]
         hint = f"; near: {', '.join(near)}" if near else ""
@@ -86,10 +83,7 @@ def _create_timm(spec: ModelSpec, name: str, download: bool, options: dict[str, 
 
 def _given_weights(spec: ModelSpec) -> dict[str, Tensor]:
     """Read the weights file in float32; ``best.safetensors`` of a training has names that begin with "net."."""
-    try:
-        state = read_tensors(Path(os.path.expanduser(str(spec.weights))))
-    except ValueError as error:
-        raise ValueError(f"{spec.said('weights')}: {first_line(error)}") from error
+    state = read_tensors(Path(os.path.expanduser(str(spec.weights))))
     ours = all(name.startswith("net.") for name in state)
     return {name.removeprefix("net.") if ours else name: value.float() for name, value in state.items()}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -50,8 +50,6 @@ def converted(model: MaskedModel, dtype: torch.dtype) -> MaskedModel:
 
 def precisions(model: MaskedModel, precision: Precision) -> tuple[torch.dtype, ...]:
     """The precisions to try in this order; empty: the net's own."""
-    if precision not in get_args(Precision):
-        raise ValueError(f"precision is one of {', '.join(get_args(Precision))}; got {precision!r}")
     device, own = net_device_dtype(model.net)
     if precision == "auto":
         half = device.type == "cuda" and own == torch.float32 and not torch.is_autocast_enabled("cuda")

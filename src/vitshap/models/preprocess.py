@@ -261,15 +261,13 @@ def from_array(array: np.ndarray, channels: int, size: tuple[int, int]) -> Tenso
     net_input = f"the net's own input is float {[channels, *size]}, with or without a batch"
     if array.dtype == np.uint8 and array.ndim == 4 and len(array) and is_photo(array[0]):
         return list(array)
-    if np.issubdtype(array.dtype, np.floating):
-        if list(array.shape[-3:]) == [channels, *size]:
-            return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
-        if array.ndim in (3, 4) and array.shape[-1] in (1, 3):
-            raise ValueError(
-                f"a float array {list(array.shape)} may be in 0 to 1, in 0 to 255 or normalised: give a photo as uint8 "
-                f"[H, W, 3]; {net_input}"
-            )
-    raise ValueError(f"an array is a photo, uint8 [H, W, 3]; {net_input}; got {array.dtype} {list(array.shape)}")
+    floating = np.issubdtype(array.dtype, np.floating)
+    if floating and list(array.shape[-3:]) == [channels, *size]:
+        return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
+    why = (
+        "; floats may be in 0 to 1, in 0 to 255 or normalised" if floating and array.shape[-1:] in ((1,), (3,)) else ""
+    )
+    raise ValueError(f"an array is a photo, uint8 [H, W, 3]; {net_input}; got {array.dtype} {list(array.shape)}{why}")
 
 
 def eight_bit(image: Image.Image, *, channels: int = 3) -> Image.Image:

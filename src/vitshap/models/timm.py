@@ -26,15 +26,36 @@ IMAGENET = 1000
 
 
 def adapter_for(net: Any, image_size: tuple[int, int] | None) -> Adapter:
-    """The adapter for a timm net, or ``CannotMask``."""
+    """Return the adapter for a timm model, or raise ``CannotMask``."""
+    from timm.models.eva import Eva
+
+    if obstacle := next(_obstacles(net), None):
+        raise CannotMask(net, obstacle)
+    return (TimmEva if isinstance(net, Eva) else TimmViT)(net, image_size)
+
+
+def _obstacles(net: Any) -> Iterator[str]:
+    from timm.layers import PatchEmbed
     from timm.models.eva import Eva
     from timm.models.vision_transformer import VisionTransformer
 
-    if isinstance(net, Eva):
-        return TimmEva(net, image_size)
-    if isinstance(net, VisionTransformer):
-        return TimmViT(net, image_size)
-    raise CannotMask(net, "it is not a plain vision transformer, so its layers mix patches before or besides attention")
+    if not isinstance(net, Eva | VisionTransformer):
+        yield "it is not a plain vision transformer, so its layers mix patches before or besides attention"
+    if not isinstance(net.patch_embed, PatchEmbed):
+        yield f"its stem ({type(net.patch_embed).__name__}) mixes neighbouring patches by convolution"
+    pool = _pooling(net)
+    if net.num_classes == 0 or not pool:
+        yield "it has no classification head (num_classes=0 or no pooling)"
+    if pool not in ("token", "avg", "max", "avgmax", "map"):
+        yield f'it is not known how to restrict its pooling "{pool}" to kept patches'
+    if pool == "map" and getattr(net.attn_pool, "pos_embed", None) is not None:
+        yield "its attention pooling adds positions of its own"
+    if getattr(getattr(net, "patch_drop", None), "prob", 0) > 0:
+        yield "it drops patches at random itself (patch_drop_rate); create it without"
+
+
+def _pooling(net: Any) -> str:
+    return "token" if hasattr(net, "head_dist") else str(net.global_pool or "")
 
 
 def imagenet_names(net: Any) -> list[str] | None:
@@ -54,11 +75,8 @@ class TimmViT(Adapter):
 
     def __init__(self, net: Any, image_size: tuple[int, int] | None) -> None:
         self.net = self._net = net
-        self.distilled = hasattr(net, "head_dist")
-        self.pool: str = "token" if self.distilled else net.global_pool
+        self.pool = _pooling(net)
         self.reads_patches = self.pool != "token"
-        if obstacle := next(self._obstacles(), None):
-            raise CannotMask(net, obstacle)
         embedding = net.patch_embed
         own = pair(embedding.img_size)
         self.image_size = image_size or own
@@ -68,21 +86,6 @@ class TimmViT(Adapter):
         self.prefix = net.num_prefix_tokens
         self.channels = embedding.proj.in_channels
         self.num_classes = net.num_classes
-
-    def _obstacles(self) -> Iterator[str]:
-        from timm.layers import PatchEmbed
-
-        net = self._net
-        if not isinstance(net.patch_embed, PatchEmbed):
-            yield f"its stem ({type(net.patch_embed).__name__}) mixes neighbouring patches by convolution"
-        if net.num_classes == 0 or not self.pool:
-            yield "it has no classification head (num_classes=0 or no pooling)"
-        if self.pool not in ("token", "avg", "max", "avgmax", "map"):
-            yield f'it is not known how to restrict its pooling "{self.pool}" to kept patches'
-        if self.pool == "map" and getattr(net.attn_pool, "pos_embed", None) is not None:
-            yield "its attention pooling adds positions of its own"
-        if getattr(getattr(net, "patch_drop", None), "prob", 0) > 0:
-            yield "it drops patches at random itself (patch_drop_rate); create it without"
 
     @property
     def patch_embedding(self) -> nn.Module:
