@@ -74,7 +74,7 @@ def test_only_numbers_and_text_are_recorded(model: MaskedModel, tmp_path: Path) 
     with pytest.raises(bundle.BundleError, match="finite numbers"):
         bundle.record(tmp_path / "bundle", {"loss": float("nan")})
     assert (tmp_path / "bundle" / "config.json").read_text() == before
-    with pytest.raises(bundle.BundleError, match="no folder"):
+    with pytest.raises(bundle.BundleError, match="holds no bundle"):
         bundle.record("owner/name", {"loss": 1.0})
 
 
