@@ -22,11 +22,11 @@ from typer.testing import CliRunner
 from tests.explaining import made
 from vitshap.cli import app
 from vitshap.explaining import budget
-from vitshap.explaining.outputs import ParquetRows
-from vitshap.explaining.sources import open_model
+from vitshap.explaining.entries import Failed
+from vitshap.explaining.sinks import ParquetRows
+from vitshap.explaining.source import open_model
 from vitshap.models import Preprocess
 from vitshap.models.load import ModelSpec, load_with_warnings
-from vitshap.report import Failed
 
 SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
@@ -302,8 +302,8 @@ def test_a_hub_that_cannot_be_reached_is_given_up_at_once(home: Path, monkeypatc
 
 
 def test_lines_say_that_the_work_goes_on(home: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitshap.explaining.terminal.FIRST_SILENCE", 0.001)
-    monkeypatch.setattr("vitshap.explaining.terminal.LONGEST_SILENCE", 0.001)
+    monkeypatch.setattr("vitshap.explaining.terminal.FIRST_WAIT", 0.001)
+    monkeypatch.setattr("vitshap.explaining.terminal.LONGEST_WAIT", 0.001)
     result = _run("photos", "--bundle", bundle, "--method", "permutation", "--budget", "200", "--json", "-")
     assert result.exit_code == 0
     assert len([json.loads(line) for line in result.stdout.splitlines()]) == 3

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from vitshap.models.masked import check_finite
 
 class Explainer(InputShaped, nn.Module):
     """Shapley values in one forward pass, efficient by construction."""
+
+    name: ClassVar[str] = "explainer"
+    samples: ClassVar[bool] = False
 
     null_values: Tensor
     """v(0) of a blank image, float32 ``[1, K]``; where ``surrogate.same_null`` it is that of every image."""
@@ -149,7 +152,7 @@ class Explainer(InputShaped, nn.Module):
             prediction=full,
             prediction_by="surrogate",
             players=surrogate.players.labels.cpu(),
-            method="explainer",
+            method=self.name,
             base_values=base.gather(1, targets),
             full_values=full.gather(1, targets),
             image_box=prepared.boxes,
@@ -187,6 +190,18 @@ class Explainer(InputShaped, nn.Module):
         from vitshap.explainers import bundle
 
         return bundle.load(name, classifier=classifier, device=device)
+
+
+def explainer_method(
+    explainer: Explainer | str | os.PathLike[str], /, *, device: str | torch.device | None = None
+) -> Explainer:
+    """Return what ``vitshap.method("explainer", ...)`` gives: this explainer, or the one of a bundle (name or folder)."""
+    if isinstance(explainer, Explainer):
+        return explainer.to(device)
+    if not isinstance(explainer, str | os.PathLike):
+        given = type(explainer).__name__
+        raise TypeError(f"the method explainer needs an Explainer, or the name or folder of a bundle; got {given}")
+    return Explainer.from_pretrained(explainer, device=device)
 
 
 def _check_surrogate(surrogate: MaskedModel) -> None:

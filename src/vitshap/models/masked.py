@@ -44,6 +44,8 @@ class Prepared(NamedTuple):
 class ImageGame(Game):
     """The game of a batch of images: embedded once, asked about any coalitions of their patches."""
 
+    players: Players
+
     def __init__(
         self, model: MaskedModel, prepared: Prepared, players: Players, precision: Precision | None = None
     ) -> None:
@@ -182,7 +184,7 @@ class MaskedModel(nn.Module):
         if coalitions is None:
             return self.adapter.predict(pixels)
         who = self._players(players, len(pixels))
-        check_coalitions(coalitions, who.num_players, pixels.device)
+        check_coalitions(coalitions, who.num_players)
         if coalitions.ndim != 3 or coalitions.shape[0] != len(pixels):
             raise ValueError(
                 f"coalitions must be [B, S, d] with B = {len(pixels)} and d = {who.num_players}, "
