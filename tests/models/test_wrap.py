@@ -208,7 +208,7 @@ def test_attention_that_cannot_be_reached_is_refused() -> None:
         leaks.check_mask(NotReady(net, None))
 
 
-def _movement_of_own_mask(net: nn.Module, mask: str) -> float:
+def _change_under_own_mask(net: nn.Module, mask: str) -> float:
     """How a library's own attention mask holds, asked for by its own arguments."""
 
     def evaluate(pixels: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
@@ -222,7 +222,7 @@ def _movement_of_own_mask(net: nn.Module, mask: str) -> float:
     pixels = nets.images("timm ViT")
     keep = torch.rand(2, 16, generator=torch.Generator().manual_seed(0)) < 0.5
     with torch.no_grad():
-        return leaks.movement(evaluate, pixels, keep, (4, 4))
+        return leaks.relative_change(evaluate, pixels, keep, (4, 4))
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def _movement_of_own_mask(net: nn.Module, mask: str) -> float:
     ],
 )
 def test_known_leaks_of_the_libraries_own_masks_are_found(name: str, mask: str, leaks_out: bool) -> None:
-    moved = _movement_of_own_mask(nets.build(name), mask)
+    moved = _change_under_own_mask(nets.build(name), mask)
     assert (moved > leaks.TOLERANCE[torch.float32]) is leaks_out
 
 
