@@ -1,4 +1,4 @@
-"""Any net that maps images to logits: nothing can be kept out of its layers, but its input can be changed."""
+"""The adapter for any network from images to logits: its layers cannot be masked, but its input can be changed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from vitshap.models.preprocess import Preprocess
 from vitshap.models.timm import imagenet_names
 
 CELL = 16
-"""Side of a patch in pixels where the net has none of its own."""
+"""Side of a patch in pixels for networks without patches."""
 
 
 class GenericNetwork(Adapter):
-    """Knows only the net's input size, the grid that the image is cut into, and the number of classes."""
+    """Knows only the input size, the grid that images are divided into, and the number of classes."""
 
     prefix = 0
     reads_patches = False

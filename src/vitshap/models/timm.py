@@ -1,4 +1,4 @@
-"""timm's plain vision transformers: ViT, DeiT (plain, distilled), DeiT3, CLIP, DINOv2, SigLIP, EVA and its kin."""
+"""Adapters for timm's plain vision transformers: ViT, DeiT (plain, distilled), DeiT3, CLIP, DINOv2, SigLIP, EVA."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def _obstacles(net: Any) -> Iterator[str]:
     from timm.models.vision_transformer import VisionTransformer
 
     if not isinstance(net, Eva | VisionTransformer):
-        yield "it is not a plain vision transformer, so its layers mix patches before or besides attention"
+        yield "it is not a plain vision transformer, so its layers mix patches outside of attention"
     if not isinstance(net.patch_embed, PatchEmbed):
         yield f"its stem ({type(net.patch_embed).__name__}) mixes neighbouring patches by convolution"
     pool = _pooling(net)
     if net.num_classes == 0 or not pool:
         yield "it has no classification head (num_classes=0 or no pooling)"
     if pool not in ("token", "avg", "max", "avgmax", "map"):
-        yield f'it is not known how to restrict its pooling "{pool}" to kept patches'
+        yield f'there is no masked version of its pooling "{pool}"'
     if pool == "map" and getattr(net.attn_pool, "pos_embed", None) is not None:
         yield "its attention pooling adds positions of its own"
     if getattr(getattr(net, "patch_drop", None), "prob", 0) > 0:
-        yield "it drops patches at random itself (patch_drop_rate); create it without"
+        yield "it drops patches at random (patch_drop_rate); create it without"
 
 
 def _pooling(net: Any) -> str:
@@ -59,7 +59,7 @@ def _pooling(net: Any) -> str:
 
 
 def imagenet_names(net: Any) -> list[str] | None:
-    """timm's nets of 1,000 classes are ImageNet's, and timm knows what these are called; None for other nets."""
+    """Return ImageNet's class names for timm's models of 1,000 classes; None for other models."""
     if getattr(net, "num_classes", None) != IMAGENET:
         return None
     from timm.data import ImageNetInfo
@@ -116,7 +116,7 @@ class TimmViT(Adapter):
         return logits
 
     def _pooled(self, tokens: Tensor, valid: Tensor) -> Tensor:
-        """timm's own head, given kept tokens alone: by a key mask, or as one token that is their mean."""
+        """Apply timm's own head to kept tokens only: with a key mask, or to their mean as a single token."""
         net, with_prefix = self._net, getattr(self._net, "pool_include_prefix", self.pool == "map")
         start = 0 if with_prefix else self.prefix
         patches, kept = tokens[:, start:], valid[:, start:]
@@ -130,7 +130,7 @@ class TimmViT(Adapter):
             pooled = masked_max(patches, kept)
         else:
             pooled = (masked_mean(patches, kept) + masked_max(patches, kept)) / 2
-        # Any of timm's poolings of equal tokens gives that token.
+        # All of timm's poolings of equal tokens return that token.
         logits = net.forward_head(pooled[:, None].expand(-1, self.prefix + 1, -1))
         return logits
 
@@ -148,7 +148,7 @@ class TimmViT(Adapter):
 
 
 class TimmEva(TimmViT):
-    """``timm.models.eva.Eva``: rotary positions, which follow each kept token to where it is packed."""
+    """``timm.models.eva.Eva``: with rotary positions, which are gathered with the kept tokens."""
 
     def embed(self, images: Tensor) -> Tensor:
         tokens, _ = self._net._pos_embed(self._net.patch_embed(images))
@@ -162,7 +162,7 @@ class TimmEva(TimmViT):
         return tokens
 
     def _rotations(self, positions: Tensor) -> Tensor | None:
-        """Rotation of each token but the first ``prefix``: ``[n, 1 or H, L - prefix, c]``, by layer if layers differ."""
+        """Return the rotation of each patch token, ``[n, 1 or H, L - prefix, c]``, with a first dimension if layers differ."""
         rope = self._net.rope
         if rope is None:
             return None
