@@ -150,6 +150,7 @@ class Nameless:
     """A model of one's own, not made by ``wrap``, whose games do not say who plays."""
 
     class_names = None
+    classifier_fingerprint = None
     num_classes = 4
     unit = "probability"
 

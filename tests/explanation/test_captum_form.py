@@ -221,6 +221,7 @@ def test_maps_per_image_are_not_guessed_for_a_repeated_batch(model):
 class PatchSums:
     """A model of one's own, not made by ``wrap``: the sum of all kept pixels, and three times that."""
 
+    classifier_fingerprint = None
     class_names = None
     num_classes = 2
     unit = "output"

@@ -23,7 +23,7 @@ from torch import Tensor
 from vitshap.explanation import CaptumTarget, Explanation, InputShaped, PredictionBy, Unit
 from vitshap.game import Game
 from vitshap.methods.targets import Target, resolve_target
-from vitshap.models.base import Adapter
+from vitshap.models.base import Adapter, evaluating
 from vitshap.players import Players, PlayersLike
 
 
@@ -43,6 +43,8 @@ class ExplainableModel(Protocol):
     def adapter(self) -> Adapter: ...  # the network's modules: for methods that read its tokens or attention
     @property
     def class_names(self) -> Sequence[str] | None: ...
+    @property
+    def classifier_fingerprint(self) -> str | None: ...  # of the classifier that a surrogate stands for
     @property
     def num_classes(self) -> int: ...
     @property
@@ -159,21 +161,31 @@ class SamplingMethod(Method):
 
 @dataclass(frozen=True, eq=False)
 class TokenMethod(Method):
-    """A method that scores the tokens of the network's grid; the score of a player is the sum over its tokens."""
+    """A method that scores the tokens of the network's grid; the score of a player is the sum over its tokens.
+
+    ``self.model.adapter`` gives access to the network: its blocks, its tokens, the number of tokens before the patches.
+    """
 
     unit: ClassVar[Unit | None] = "score"
 
     @abstractmethod
     def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> Tensor:
-        """Return a score of every patch token for ``targets`` (classes, int64 ``[B, T]``): ``[B, N, T]``."""
+        """Return a score of every patch token for ``targets`` (classes, int64 ``[B, T]``): ``[B, N, T]``.
+
+        The network is in evaluation mode, and its attention can be overridden (``vitshap.models.attention``). Gradients
+        are recorded unless the method turns them off.
+        """
 
     def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
         """Sum the token scores into players; the game is not evaluated."""
-        return Attribution(players_of(game).sum_tokens(self.score_tokens(pixels, targets)))
+        adapter = self.model.adapter
+        with evaluating(adapter.net), adapter.ready():
+            scores = self.score_tokens(pixels, targets)
+        return Attribution(players_of(game).sum_tokens(scores))
 
 
 def _kind(model: ExplainableModel) -> PredictionBy:
-    return "classifier" if getattr(model, "classifier_fingerprint", None) is None else "surrogate"
+    return "classifier" if model.classifier_fingerprint is None else "surrogate"
 
 
 def explain_game(
