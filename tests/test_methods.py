@@ -34,7 +34,7 @@ PREDICTION = torch.tensor([[0.1, 0.7, 0.2, 0.0], [0.6, 0.1, 0.2, 0.1]])
 
 @dataclass(frozen=True, eq=False)
 class EqualShares(Method):
-    """Shares v(all) - v(nobody) equally: additive by construction."""
+    """Shares v(all) - v(none) equally: additive by construction."""
 
     scale: float = 1.0
 
@@ -56,7 +56,7 @@ def table(monkeypatch):
 FOR_MODELS = [name for name in list_methods() if name != "explainer"]
 
 
-def test_the_methods_of_this_part_are_there():
+def test_the_methods_are_listed():
     assert {"exact", "leave-one-out", "random", "explainer"} <= set(list_methods())
 
 
@@ -109,7 +109,7 @@ def test_users_register_their_own():
         register("random", f"{__name__}:EqualShares")
 
 
-def test_an_additive_method_gets_its_ends_and_every_evaluation_counts():
+def test_an_additive_method_gets_its_endpoints_and_every_evaluation_counts():
     model = small_net()
     images = random_images(model, 3)
     explanation = EqualShares(model)(images)
@@ -136,7 +136,7 @@ def test_photos_keep_their_boxes_and_blocks_their_map():
     assert explanation.players[0, 0].tolist() == [0, 0, 1, 1]
 
 
-def test_players_that_an_image_lacks_are_masked_and_get_zero():
+def test_players_absent_from_an_image_are_masked_and_get_zero():
     labels = torch.arange(9).view(1, 3, 3).repeat(2, 1, 1)
     labels[1] = labels[1].clamp(max=4)
     model = small_net()
@@ -147,7 +147,7 @@ def test_players_that_an_image_lacks_are_masked_and_get_zero():
 
 
 class Nameless:
-    """A model of one's own, not made by ``wrap``, whose games do not say who plays."""
+    """A model that was not made by ``wrap`` and whose games have no players."""
 
     class_names = None
     classifier_fingerprint = None
@@ -162,7 +162,7 @@ class Nameless:
 
 
 def test_a_game_without_players_is_refused():
-    with pytest.raises(TypeError, match="who plays"):
+    with pytest.raises(TypeError, match="needs an attribute players"):
         EqualShares(Nameless())(torch.zeros(1, 3, 6, 6))
 
 
