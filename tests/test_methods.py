@@ -49,7 +49,7 @@ class EqualShares(Method):
 
 @pytest.fixture
 def table(monkeypatch):
-    """A registry of our own, so that other tests do not see what we register."""
+    """A copy of the registry, so that other tests are not affected."""
     monkeypatch.setattr(METHODS, "table", dict(METHODS.table))
 
 
@@ -88,7 +88,7 @@ def test_unknown_names_and_options_name_the_nearest():
         method("random", model, model=model)
 
 
-def test_a_bare_net_is_to_be_wrapped_first():
+def test_a_network_must_be_wrapped_first():
     model = small_net()
     for name in FOR_MODELS:
         with pytest.raises(TypeError, match=r"got ViTForImageClassification: wrap it first, vitshap\.wrap\(net\)"):
@@ -212,7 +212,7 @@ def test_targets_are_read(target, classes):
         (torch.zeros(2, 0, dtype=torch.int64), ValueError, r"\[2, 0\]"),
     ],
 )
-def test_targets_that_make_no_sense_are_refused(target, error, message):
+def test_invalid_targets_are_refused(target, error, message):
     with pytest.raises(error, match=message):
         resolve_target(target, PREDICTION, NAMES)
 
@@ -265,7 +265,7 @@ def test_a_number_is_a_class_unless_a_class_has_it_as_its_name():
         (lambda prediction: prediction.argmin(1), 4, False),
     ],
 )
-def test_a_target_says_how_many_classes_it_asks_for(target, most, named):
+def test_the_number_of_classes_of_a_target(target, most, named):
     assert most_classes(target, 4) == most
     assert names_classes(target) == named
 
@@ -305,7 +305,7 @@ def test_an_explainer_is_a_method_like_any_other(tmp_path):
         method("explainer", model)
 
 
-def test_sampling_methods_say_so_and_take_a_budget():
+def test_sampling_methods_are_marked_and_take_a_budget():
     model = small_net()
     made = {name: method(name, model) for name in FOR_MODELS}
     assert {name for name, one in made.items() if one.samples} == {"kernelshap", "kernelshap-original", "permutation"}
@@ -319,7 +319,7 @@ def test_sampling_methods_say_so_and_take_a_budget():
 
 @dataclass(frozen=True, eq=False)
 class TokenNorm(TokenMethod):
-    """Scores a token by the length of its embedding, for every class alike."""
+    """Scores a token by the length of its embedding, the same for every class."""
 
     name = "token-norm"
     class_specific = False

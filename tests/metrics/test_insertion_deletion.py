@@ -56,9 +56,7 @@ def test_images_with_fewer_players_have_shorter_curves(insert):
     labels[1] = torch.tensor([[0, 0, 1], [2, -1, 2]])
     model = small_net(grid=(2, 3), num_classes=2)
     pixels = random_images(model, 2)
-    values = (
-        torch.randn(2, 6, 2, generator=torch.Generator().manual_seed(0)) - 1
-    )  # mostly below 0
+    values = torch.randn(2, 6, 2, generator=torch.Generator().manual_seed(0)) - 1  # mostly below 0
     values[1, 3:] = 0
     curve = (insertion if insert else deletion)(model, pixels, explain(model, pixels, values, labels))
     for c in range(2):

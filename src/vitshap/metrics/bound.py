@@ -1,8 +1,8 @@
 """Theorem 1 of the paper, computed over all coalitions: the error of given values and the bound that their loss gives.
 
 The loss of values ``phi`` is ``L = E[(v(s) - v(0) - s'phi)^2]`` under the Shapley kernel p_Sh, a quadratic in ``phi``. One
-pass over all coalitions collects the moments ``E[u^2]`` and ``E[su]`` of the gain ``u = v(s) - v(0)``; with ``E[ss']``, known
-in closed form, they give the loss of any values, and its minimiser among the efficient ones: the Shapley values.
+pass over all coalitions collects the moments ``E[u^2]`` and ``E[su]`` of the gain ``u = v(s) - v(0)``; with ``E[ss']``,
+known in closed form, they give the loss of any values, and its minimiser among the efficient ones: the Shapley values.
 
 Efficient values differ from the Shapley values by a vector that adds up to zero, and on such vectors ``E[ss']`` is
 ``1 / (2 H_{d-1})`` times the identity. So the theorem's inequality is an equality for one image and class; over several,
