@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -125,15 +126,25 @@ def _answer(call: dict[str, Any]) -> dict[str, Any]:
 
 def _serve() -> None:
     # What the commands import when they run is imported once.
-    import seaborn  # noqa: F401
+    import seaborn
+    import timm
     from PIL import Image
     from transformers import AutoModelForImageClassification, ViTForImageClassification  # noqa: F401
+    from typer import rich_utils  # noqa: F401
 
+    import vitshap.bench.command
+    import vitshap.bench.experiment_commands
+    import vitshap.bench.speed_commands
     import vitshap.cli
+    import vitshap.experiments.quality
     import vitshap.explaining.command
     import vitshap.training.run  # noqa: F401
 
     Image.init()
+    timm.list_models()
+    seaborn.color_palette("icefire")
+    gc.collect()
+    gc.freeze()  # the collector of a child does not touch, and so does not copy, what was imported here
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin:
