@@ -138,7 +138,7 @@ def _serve() -> None:
     import vitshap.cli
     import vitshap.experiments.quality
     import vitshap.explaining.command
-    import vitshap.training.run  # noqa: F401
+    import vitshap.training.recipes.run  # noqa: F401
 
     Image.init()
     timm.list_models()

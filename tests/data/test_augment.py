@@ -13,7 +13,7 @@ from PIL import Image, ImageEnhance
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import adjust_hue, adjust_saturation
 
-from vitshap.counter import sample_keys, uniforms
+from vitshap.counter_rng import sample_keys, uniforms
 from vitshap.data import Augmentation, normalised
 from vitshap.data.augment import _NUMBERS, _blended, _grey, _hue_rotated
 from vitshap.data.decode import as_picture, as_tensor
@@ -186,10 +186,10 @@ def test_brightness_and_contrast_are_pils(factor: float) -> None:
 
 
 def test_milder_is_never_smaller_than_the_authors_crops_and_pastes_nothing() -> None:
-    milder = Augmentation(crop_scale=(0.25, 1.0), paste=0.5, hue=0.3).milder()
+    milder = Augmentation(crop_scale=(0.25, 1.0), paste=0.5, hue=0.3).weak()
     assert (milder.crop_scale, milder.paste, milder.hue) == ((0.8, 1.0), 0.0, 0.3)
-    assert Augmentation(crop_scale=(0.25, 0.5)).milder().crop_scale == (0.8, 0.8)
-    assert Augmentation().milder() == Augmentation()
+    assert Augmentation(crop_scale=(0.25, 0.5)).weak().crop_scale == (0.8, 0.8)
+    assert Augmentation().weak() == Augmentation()
 
 
 def test_half_the_images_get_a_rectangle_of_the_area_that_was_asked_for() -> None:

@@ -1,7 +1,7 @@
 """Data sets: loading, splitting, decoding and augmentation of images."""
 
 from vitshap.coalitions import sample_coalitions
-from vitshap.counter import shuffled
+from vitshap.counter_rng import shuffled
 from vitshap.data.augment import Augmentation, centre, normalised
 from vitshap.data.dataset import ImageData, Splits, load_digits, require_a_batch, require_labels
 from vitshap.data.decode import Batch, UnreadableImage, read_image

@@ -23,10 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitshap.counter import sample_keys, uniforms
+from vitshap.counter_rng import sample_keys, uniforms
 
-MILD_CROP = 0.8
-"""Least area of a milder crop: the authors' own."""
+WEAK_CROP = 0.8
+"""Smallest area of a weakly augmented crop: the paper's."""
 _TRIES = 10
 # Index of each decision among a sample's random numbers
 _ACROSS, _DOWN, _JITTERED, _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE, _LEFT, _TOP, _SCALES = range(10)
@@ -81,9 +81,9 @@ class Augmentation:
             given = getattr(self, wrong[0].partition(" ")[0])
             raise ValueError(f"{wrong[0]}, got {given}")
 
-    def milder(self) -> Augmentation:
-        """Return the same with crops of at least 0.8 of the area and nothing pasted, closer to unaugmented images."""
-        least, greatest = (max(bound, MILD_CROP) for bound in self.crop_scale)
+    def weak(self) -> Augmentation:
+        """Return a weaker augmentation: crops of at least 0.8 of the area and nothing pasted."""
+        least, greatest = (max(bound, WEAK_CROP) for bound in self.crop_scale)
         return replace(self, crop_scale=(least, greatest), paste=0.0)
 
     def __call__(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitshap.counter import shuffled
+from vitshap.counter_rng import shuffled
 from vitshap.data.decode import as_tensor, read_image
 
 _DIGIT_COUNTS = (1257, 180, 360)
