@@ -91,7 +91,7 @@ def test_letters_go_to_the_images_in_the_order_of_their_names(monkeypatch: pytes
         assert sorted("/".join(path.parts[1:]) for path in found.images) == sorted(paths)
 
 
-@pytest.mark.filterwarnings("ignore:.*whose split is on record")
+@pytest.mark.filterwarnings("ignore:.*is not the known copy of")
 def test_muras_patients_are_those_of_scikit_learns_split(tmp_path: Path) -> None:
     trees.mura(tmp_path, patients=33)
     splits = load_data(tmp_path, split="authors")

@@ -148,7 +148,7 @@ def test_class_folders_named_like_the_radiographs_need_no_patients(tmp_path: Pat
 PATIENT = r"(person\d+|NORMAL2-IM-\d+|IM-\d+)"
 
 
-@pytest.mark.filterwarnings("ignore:.*whose split is on record")
+@pytest.mark.filterwarnings("ignore:.*is not the known copy of")
 def test_a_pattern_gives_the_patients_of_the_radiographs(tmp_path: Path) -> None:
     trees.chest(tmp_path / "set", patients=20)
     known, by_pattern = load_data(tmp_path / "set"), load_data(tmp_path / "set", layout="folder", groups=PATIENT)

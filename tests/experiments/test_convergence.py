@@ -22,7 +22,7 @@ def game_of():
 
 
 def test_more_evaluations_are_more_reliable_and_closer_to_the_reference(game_of) -> None:
-    table = convergence.measure_budgets(game_of, 3, [300, 3000], reference=20_000)
+    table = convergence.measure_budgets(game_of, 2, [300, 3000], reference=10_000)
     by = {(row["estimator"].value, row["budget"].value): row for row in table.rows}
     assert len(table.rows) == 2 * len(convergence.ESTIMATORS)
     for name in convergence.ESTIMATORS:
