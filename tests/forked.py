@@ -131,7 +131,7 @@ def _serve() -> None:
 
     import vitshap.cli
     import vitshap.explaining.command
-    import vitshap.training.run  # noqa: F401
+    import vitshap.training.recipes.run  # noqa: F401
 
     Image.init()
 

@@ -67,18 +67,17 @@ def train(
 ) -> None:
     """From images and a net to an explainer: classifier, surrogate, explainer, as a recipe says."""
     from vitshap.errors import user_errors
-    from vitshap.training.command import list_recipes, print_keys
-    from vitshap.training.recipes import load_recipe
+    from vitshap.training.recipes.recipe import load_recipe, print_keys, print_recipes
 
     with user_errors():
         if show_list:
-            list_recipes(console)
+            print_recipes(console)
             return
         chosen = load_recipe(recipe, data=data, model=model, settings=settings or ())
         if show_keys:
             print_keys(chosen, console)
             return
-        from vitshap.training.run import run
+        from vitshap.training.recipes.run import run
 
         run(chosen, out or Path("runs") / Path(recipe).stem, resume=resume, console=console, device=device)
 

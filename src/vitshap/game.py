@@ -63,11 +63,12 @@ class Game:
 
         ``coalitions``: bool ``[B, S, d]``, or ``[S, d]`` for the same coalitions on every input.
         """
-        self._check_coalitions(coalitions)
+        check_coalitions(coalitions, self.num_players)
         if coalitions.ndim == 2:
             coalitions = coalitions.expand(self.batch_size, -1, -1)
-        if targets is not None:
-            self._check_targets(targets)
+        if coalitions.ndim != 3 or len(coalitions) != self.batch_size:
+            shapes = f"[S, d] or [B, S, d] with B = {self.batch_size}"
+            raise ValueError(f"coalitions must be {shapes}, got {list(coalitions.shape)}")
         values = self._value(coalitions)
         expected = (self.batch_size, coalitions.shape[1], self.num_outputs)
         if tuple(values.shape) != expected:
@@ -116,7 +117,6 @@ class Game:
 
     def only(self, targets: Tensor, /) -> Game:
         """The same game with the outputs ``targets`` (int64 ``[B, T]``) alone; evaluations count here too."""
-        self._check_targets(targets)
         part = Game(
             lambda coalitions: self(coalitions, targets),
             num_players=self.num_players,
@@ -131,23 +131,6 @@ class Game:
     def _end(self, member: bool) -> Tensor:
         """v of the coalition of all players or of none, ``[B, K]``."""
         return self(torch.full((1, self.num_players), member, device=self.device))[:, 0]
-
-    def _check_coalitions(self, coalitions: Coalitions) -> None:
-        check_coalitions(coalitions, self.num_players, self.device)
-        if coalitions.ndim == 3 and coalitions.shape[0] != self.batch_size:
-            raise ValueError(f"coalitions are for {coalitions.shape[0]} inputs, the game has {self.batch_size}")
-        if coalitions.ndim not in (2, 3):
-            raise ValueError(f"coalitions are [B, S, d] or [S, d], got {list(coalitions.shape)}")
-
-    def _check_targets(self, targets: Tensor) -> None:
-        if targets.dtype != torch.int64:
-            raise TypeError(f"targets must be int64 [B, T], got {targets.dtype}")
-        if targets.ndim != 2 or targets.shape[0] != self.batch_size:
-            raise ValueError(f"targets must be [B, T] with B = {self.batch_size}, got {list(targets.shape)}")
-        if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < self.num_outputs:
-            raise ValueError(
-                f"targets must be classes 0 to {self.num_outputs - 1}, got {targets.flatten().tolist()[:8]}"
-            )
 
 
 def class_index(target: ClassLike, class_names: Sequence[str] | None, num_classes: int) -> int:
@@ -170,24 +153,11 @@ def class_index(target: ClassLike, class_names: Sequence[str] | None, num_classe
     return found[0]
 
 
-def check_coalitions(coalitions: Coalitions, num_players: int, device: torch.device) -> None:
-    """Raise unless these are boolean coalitions of ``num_players`` players on ``device``."""
-    if not isinstance(coalitions, Tensor):
-        raise TypeError(f"coalitions must be a bool tensor, got {type(coalitions).__name__}")
-    if coalitions.dtype != torch.bool:
-        raise TypeError(f"coalitions must be bool, got {coalitions.dtype}")
-    if coalitions.ndim == 0 or coalitions.shape[-1] != num_players:
-        raise ValueError(
-            f"coalitions must be over {num_players} players (last dimension), got {list(coalitions.shape)}"
-        )
-    if coalitions.numel() == 0:
-        raise ValueError(f"there is no coalition to evaluate: got shape {list(coalitions.shape)}")
-    if not _same_device(coalitions.device, device):
-        raise ValueError(f"coalitions are on {coalitions.device}, the game is on {device}; nothing is moved silently")
-
-
-def _same_device(one: torch.device, other: torch.device) -> bool:
-    return one.type == other.type and (one.index or 0) == (other.index or 0)
+def check_coalitions(coalitions: Coalitions, num_players: int) -> None:
+    """Raise ``ValueError`` unless these are one or more boolean coalitions of ``num_players`` players."""
+    if coalitions.dtype != torch.bool or coalitions.shape[-1:] != (num_players,) or coalitions.numel() == 0:
+        given = f"{coalitions.dtype} {list(coalitions.shape)}"
+        raise ValueError(f"coalitions must be a bool tensor over {num_players} players (last dimension), got {given}")
 
 
 def _take(values: Tensor, targets: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ from PIL import Image, ImageEnhance
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import adjust_hue, adjust_saturation
 
-from vitshap.counter import sample_keys, uniforms
+from vitshap.counter_rng import sample_keys, uniforms
 from vitshap.data import Augmentation, normalised
-from vitshap.data.augment import _NUMBERS, _blended, _grey, _hue_turned
+from vitshap.data.augment import _NUMBERS, _blended, _grey, _hue_rotated
 from vitshap.data.decode import as_picture, as_tensor
 
 PLAIN: dict[str, Any] = {"mean": (0.0,), "std": (1.0,)}
@@ -162,7 +162,7 @@ def test_hue_and_saturation_are_torchvisions(turn: float) -> None:
     images = _images(3)
     images[0, :, :4] = 0.5  # grey has no hue
     images[1, 0] = images[1, 1]  # ties between channels
-    turned = _hue_turned(images, torch.full((3, 1, 1, 1), turn))
+    turned = _hue_rotated(images, torch.full((3, 1, 1, 1), turn))
     torch.testing.assert_close(turned, adjust_hue(images, turn), rtol=0, atol=1e-5)
     ours = _blended(images, _grey(images), torch.full((3, 1, 1, 1), turn))
     torch.testing.assert_close(ours, adjust_saturation(images, 1 + turn), rtol=0, atol=2e-4)
@@ -186,10 +186,10 @@ def test_brightness_and_contrast_are_pils(factor: float) -> None:
 
 
 def test_milder_is_never_smaller_than_the_authors_crops_and_pastes_nothing() -> None:
-    milder = Augmentation(crop_scale=(0.25, 1.0), paste=0.5, hue=0.3).milder()
+    milder = Augmentation(crop_scale=(0.25, 1.0), paste=0.5, hue=0.3).weak()
     assert (milder.crop_scale, milder.paste, milder.hue) == ((0.8, 1.0), 0.0, 0.3)
-    assert Augmentation(crop_scale=(0.25, 0.5)).milder().crop_scale == (0.8, 0.8)
-    assert Augmentation().milder() == Augmentation()
+    assert Augmentation(crop_scale=(0.25, 0.5)).weak().crop_scale == (0.8, 0.8)
+    assert Augmentation().weak() == Augmentation()
 
 
 def test_half_the_images_get_a_rectangle_of_the_area_that_was_asked_for() -> None:
@@ -245,12 +245,8 @@ def test_values_stay_between_black_and_white() -> None:
         (lambda: Augmentation(hue=0.6), "hue"),
         (lambda: Augmentation(crop_scale=(1.2, 0.8)), "crop_scale"),
         (lambda: Augmentation(paste=-0.1), "paste"),
-        (lambda: Augmentation(paste=0.1)(_images(2), torch.arange(2), seed=0, epoch=0, **PLAIN), "partners"),
         (lambda: Augmentation(paste_area=(0.5, 1.5)), "paste_area"),
-        (lambda: Augmentation()(_images(2), torch.arange(3), seed=0, epoch=0, **PLAIN), "as many sample indices"),
-        (lambda: Augmentation()(_images(2)[0], torch.arange(3), seed=0, epoch=0, **PLAIN), "B, C, H, W"),
         (lambda: normalised(_images(2).long(), (0.0,), (1.0,)), "uint8 or float"),
-        (lambda: normalised(_images(2), (0.0, 0.0), (1.0, 1.0)), "3 channels"),
     ],
 )
 def test_bad_input_is_named(call, says: str) -> None:

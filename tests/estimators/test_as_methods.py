@@ -5,8 +5,8 @@ import torch
 
 from tests.models import nets
 from vitshap import MaskedModel, method, truth, wrap
+from vitshap.estimators.estimate import progress_bar
 from vitshap.estimators.exact import exact
-from vitshap.estimators.progress import progress_bar
 from vitshap.players import from_labels
 
 NAME = "timm ViT, wide grid"  # 15 patches

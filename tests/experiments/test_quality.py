@@ -18,7 +18,7 @@ from vitshap.experiments import ablation, quality
 from vitshap.explainers import Explainer
 from vitshap.models import wrap
 from vitshap.training.recipes import load_recipe
-from vitshap.training.values import Evaluator
+from vitshap.training.values.store import Evaluator
 
 
 @pytest.fixture(scope="module")

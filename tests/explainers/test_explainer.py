@@ -19,9 +19,9 @@ from vitshap.training import ExplainerTraining, LoopConfig, fit_explainer
 from vitshap.training.batches import Images
 from vitshap.training.configs import ValuesConfig
 from vitshap.training.explainer import PaperStep
-from vitshap.training.held_out import HeldOut
 from vitshap.training.objectives import explainer_loss
-from vitshap.training.values import Evaluator
+from vitshap.training.values.store import Evaluator
+from vitshap.training.values.validation import ValidationSet
 
 CORNER_STAYS = torch.tensor([[-1, 0, 1, 1], [2, 3, 4, 4], [5, 5, 6, 6], [-1, 5, 6, 7]])
 GAMES: dict[str, dict[str, Any]] = {
@@ -61,7 +61,7 @@ def test_training_and_selection_use_the_null_value_of_each_image(wrapping: dict[
     found = PaperStep(explainer, compiled=False)(pixels, some)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
     unseen = Images(model, pixels, None, seed=0)
-    held_out = HeldOut(tmp_path, Evaluator(model), unseen, pairs=4)
+    held_out = ValidationSet(tmp_path, Evaluator(model), unseen, pairs=4)
     pixels, batch = next(iter(unseen.in_order(6)))
     game, drawn = model.game(pixels), held_out.pairs(batch.indices, 0)
     expected = explainer_loss(explainer(pixels).values, drawn, game(drawn), game.null)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from tests.explaining import made
 from vitshap.cli import app
-from vitshap.estimators.reliability import correlation, reliability_from_errors
+from vitshap.estimators.estimate import correlation, reliability_from_errors
 from vitshap.explaining import Explained, Source, budget, explain_photos, terminal
 from vitshap.explaining import text as texts
 from vitshap.methods import method

@@ -88,7 +88,7 @@ def test_of_a_panorama_the_part_that_is_seen_is_drawn(home: Path, bundle: Path) 
 def test_by_default_the_first_shipped_explainer(home: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("insects", "zebras"):
         shutil.copytree(bundle, home / "package" / "bundles" / name)
-    monkeypatch.setattr("vitshap.explainers.folders.files", lambda package: home / "package")
+    monkeypatch.setattr("vitshap.models.stored.files", lambda package: home / "package")
     result = _run("photos/0.png", "--no-heatmaps")
     assert result.exit_code == 0, result.output
     assert "bundle insects: ViTForImageClassification of transformers" in result.stdout
@@ -183,7 +183,7 @@ def test_when_no_class_fits_it_says_so_and_offers_another_way(home: Path, tmp_pa
     ],
 )
 def test_errors_of_the_user(home: Path, bundle: Path, arguments: list[str], match: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("vitshap.explainers.folders.shipped", list)
+    monkeypatch.setattr("vitshap.models.stored.shipped", list)
     monkeypatch.setattr("vitshap.explainers.bundle.shipped", list)
     (home / "empty").mkdir()
     (home / "words.txt").write_text("words")

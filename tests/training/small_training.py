@@ -17,7 +17,8 @@ from torch.distributed import distributed_c10d
 from vitshap.coalitions import uniform_size
 from vitshap.data import sample_coalitions
 from vitshap.models import MaskedModel, wrap
-from vitshap.training.loop import LoopConfig, Task, train
+from vitshap.training.configs import LoopConfig
+from vitshap.training.loop import Task, train
 from vitshap.training.objectives import classification_loss
 
 SAMPLES = 52  # not a multiple of the batch, nor is the batch of two processes

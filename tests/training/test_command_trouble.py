@@ -23,7 +23,7 @@ from vitshap.explainers import Explainer
 from vitshap.training.loop import BEST
 from vitshap.training.nets import build_model
 from vitshap.training.recipes import load_recipe
-from vitshap.training.settings import to_plain, to_yaml
+from vitshap.training.recipes.settings import to_plain, to_yaml
 
 SMALL = ["model.image_size=8", "model.patch_size=4", "model.hidden_size=16", "model.layers=1", "model.heads=2"]
 FEW = [f"{s}.loop.{key}" for s in ("classifier", "surrogate", "explainer") for key in ("epochs=1", "batch_size=8")]
@@ -60,7 +60,7 @@ def test_other_images_are_not_what_was_begun(tmp_path: Path) -> None:
     moved = moved.rename(moved.with_stem("another"))
     renamed = _train(images, out, "--resume")
     assert renamed.exit_code == 2
-    assert "was begun with other images (" in renamed.output
+    assert "was started with other images (" in renamed.output
     moved.unlink()
     fewer = _train(images, out, "--resume")
     assert fewer.exit_code == 2
@@ -115,7 +115,7 @@ def test_what_has_not_begun_may_change(tmp_path: Path) -> None:
     assert "explainer" not in refused.output
     resumed = _train(images, out, "--resume")
     assert resumed.exit_code == 0, resumed.output
-    assert "surrogate: done before" in resumed.output
+    assert "surrogate: already trained" in resumed.output
     best = out / "surrogate" / BEST
     best.write_bytes(best.read_bytes()[:100])
     damaged = _train(images, out, "--resume")
@@ -198,7 +198,7 @@ def test_parts_by_other_names_are_parts(tmp_path: Path) -> None:
         ("model.hidden_size=-4", "model.hidden_size must be at least 1"),
         ("model.patch_size=8", "the image is one patch"),
         ("explainer.loop.clip=-1", "explainer.loop.clip must be positive"),
-        ("classifier.class_weights=[1,2,3]", "class_weights are 2 numbers"),
+        ("classifier.class_weights=[1,2,3]", "class_weights must be 2 numbers"),
     ],
 )
 def test_settings_that_cannot_work(setting: str, said: str, tmp_path: Path) -> None:

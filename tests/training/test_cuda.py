@@ -13,11 +13,15 @@ from transformers import ViTConfig, ViTForImageClassification  # noqa: E402
 from vitshap.data import Augmentation, Splits, load_digits  # noqa: E402
 from vitshap.explainers import Explainer  # noqa: E402
 from vitshap.models import MaskedModel, wrap  # noqa: E402
-from vitshap.training.configs import ExplainerTraining, Procedure, ValuesConfig  # noqa: E402
+from vitshap.training.configs import (  # noqa: E402
+    ExplainerTraining,
+    LoopConfig,
+    Procedure,
+    ValuesConfig,
+)
 from vitshap.training.explainer import fit_explainer  # noqa: E402
-from vitshap.training.held_out import HeldOut  # noqa: E402
-from vitshap.training.loop import LoopConfig  # noqa: E402
-from vitshap.training.values import Evaluator  # noqa: E402
+from vitshap.training.values.store import Evaluator  # noqa: E402
+from vitshap.training.values.validation import ValidationSet  # noqa: E402
 
 PASTING = Augmentation(crop_scale=(1, 1), horizontal_flip=0, vertical_flip=0, jitter=0, paste=0.5)
 
@@ -75,15 +79,15 @@ def test_a_stopped_training_goes_on(
     model: MaskedModel, digits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
 ) -> None:
     whole = _fitted(model, digits, tmp_path / "whole", compiled=compiled)
-    losses, calls = HeldOut.losses, []
+    losses, calls = ValidationSet.losses, []
 
-    def stopping(self: HeldOut, explainer: Explainer, batch_size: int) -> dict[str, float]:
+    def stopping(self: ValidationSet, explainer: Explainer, batch_size: int) -> dict[str, float]:
         calls.append(1)
         if len(calls) == 3:
             raise InterruptedError
         return losses(self, explainer, batch_size)
 
-    monkeypatch.setattr(HeldOut, "losses", stopping)
+    monkeypatch.setattr(ValidationSet, "losses", stopping)
     with pytest.raises(InterruptedError):
         _fitted(model, digits, tmp_path / "stopped", compiled=compiled)
     resumed = _fitted(model, digits, tmp_path / "stopped", compiled=compiled, resume=True)
@@ -98,8 +102,8 @@ def test_a_net_too_large_for_float16_is_evaluated_in_bfloat16(model: MaskedModel
     pixels = torch.stack([digits.test[i][0] for i in range(6)]).to(model.device)
     coalitions = torch.rand(6, 9, 16, device=model.device) < 0.5
     evaluate = Evaluator(large)
-    full, worth = evaluate(pixels, coalitions)
+    full, values = evaluate(pixels, coalitions)
     assert evaluate.dtype == torch.bfloat16
     expected = large.game(pixels)
     assert (full - expected.grand).abs().max() <= 0.05
-    assert (worth - expected(coalitions)).abs().max() <= 0.05
+    assert (values - expected(coalitions)).abs().max() <= 0.05

@@ -11,14 +11,20 @@ from transformers import ViTConfig, ViTForImageClassification
 import vitshap
 from vitshap.coalitions import uniform_size
 from vitshap.data import Augmentation, Splits, load_digits, sample_coalitions
+from vitshap.estimators.estimate import correlation
 from vitshap.estimators.exact import exact
-from vitshap.estimators.reliability import correlation
 from vitshap.explainers import Explainer, ExplainerConfig, bundle
 from vitshap.models import MaskedModel, wrap
-from vitshap.training.configs import ClassifierTraining, ExplainerTraining, SurrogateTraining, ValuesConfig, suited
+from vitshap.training.configs import (
+    ClassifierTraining,
+    ExplainerTraining,
+    LoopConfig,
+    SurrogateTraining,
+    ValuesConfig,
+    resolve_auto,
+)
 from vitshap.training.explainer import fit_explainer
 from vitshap.training.fit import fit_classifier, fit_masked_classifier, fit_surrogate
-from vitshap.training.loop import LoopConfig
 from vitshap.training.nets import build_model
 from vitshap.training.recipes import load_recipe
 
@@ -119,7 +125,9 @@ def test_the_surrogate_comes_nearer_to_the_classifier(classifier: MaskedModel, d
 LEARNING = {
     "paper": _paper(12, 3e-3),
     "values": _values(12, 3e-3),
-    "labels, pairs": _values(12, 3e-3, loss="labels", allocation="shapley", size_effect=False, noise_weights=0.0),
+    "labels, pairs": _values(
+        12, 3e-3, loss="labels", allocation="shapley", remove_size_effect=False, noise_weight_power=0.0
+    ),
 }
 
 
@@ -183,7 +191,7 @@ def test_a_data_set_that_can_only_be_walked_through(classifier: MaskedModel, dig
 
 
 def test_weights_and_kappa(digits: Splits, classifier: MaskedModel, tmp_path: Path) -> None:
-    config = ClassifierTraining(_loop(2, 1e-3), None, class_weights="balanced", select="kappa")
+    config = ClassifierTraining(_loop(2, 1e-3), None, class_weights="balanced", selection_metric="kappa")
     fit_classifier(classifier, digits.train, digits.val, tmp_path, config)
     assert '"kappa"' in (tmp_path / "log.jsonl").read_text()
 
@@ -218,15 +226,17 @@ def test_auto_is_chosen_by_device_net_and_number_of_images(
 ) -> None:
     loop = LoopConfig(epochs=50, batch_size="auto", learning_rate="auto")
     surrogate = SurrogateTraining(loop)
-    assert suited(surrogate, classifier, 10_000).loop.numbers() == (50, 64, 1e-5)
-    assert suited(surrogate, classifier, 40).loop.numbers() == (50, 32, 1e-5), "no more than there are"
-    assert suited(ExplainerTraining(loop=loop), classifier, 10_000).loop.numbers() == (50, 64, 1e-4)
+    assert resolve_auto(surrogate, classifier, 10_000).loop.numbers() == (50, 64, 1e-5)
+    assert resolve_auto(surrogate, classifier, 40).loop.numbers() == (50, 32, 1e-5), "no more than there are"
+    assert resolve_auto(ExplainerTraining(loop=loop), classifier, 10_000).loop.numbers() == (50, 64, 1e-4)
     given = SurrogateTraining(LoopConfig(batch_size=7, learning_rate=0.5))
-    assert suited(given, classifier, 10_000) == given
+    assert resolve_auto(given, classifier, 10_000) == given
     auto = ExplainerTraining(loop=replace(loop, epochs="auto"), values=ValuesConfig(views="auto", coalitions="auto"))
-    chosen = suited(auto, classifier, 10_000)
+    chosen = resolve_auto(auto, classifier, 10_000)
     assert (chosen.loop.epochs, chosen.values.views, chosen.values.coalitions) == (100, 50, 48)
-    assert suited(SurrogateTraining(replace(loop, epochs="auto"), coalitions="auto"), classifier, 9).coalitions == 1
+    assert (
+        resolve_auto(SurrogateTraining(replace(loop, epochs="auto"), coalitions="auto"), classifier, 9).coalitions == 1
+    )
     trained = fit_surrogate(
         classifier, digits.train, digits.val, config=SurrogateTraining(replace(loop, epochs=1), None)
     )
@@ -236,20 +246,22 @@ def test_auto_is_chosen_by_device_net_and_number_of_images(
     # What a GPU gets, by a net that says it is on one
     monkeypatch.setattr(MaskedModel, "device", torch.device("cuda"))
     monkeypatch.setattr("vitshap.training.configs.free_bytes", lambda device: 2**36)
-    assert suited(surrogate, classifier, 10_000).loop.numbers() == (50, 512, 1.4e-4)
-    assert suited(surrogate, classifier, 3_600).loop.numbers() == (50, 256, pytest.approx(1.4e-4 / 2**0.5))
-    assert suited(surrogate, classifier, 100).loop.numbers() == (50, 64, pytest.approx(1.4e-4 / 8**0.5))
-    assert suited(ClassifierTraining(loop), classifier, 10_000).loop.numbers() == (50, 128, 2e-5)
-    assert suited(ExplainerTraining(loop=loop), classifier, 10_000).loop.numbers() == (50, 256, 3e-4)
+    assert resolve_auto(surrogate, classifier, 10_000).loop.numbers() == (50, 512, 1.4e-4)
+    assert resolve_auto(surrogate, classifier, 3_600).loop.numbers() == (50, 256, pytest.approx(1.4e-4 / 2**0.5))
+    assert resolve_auto(surrogate, classifier, 100).loop.numbers() == (50, 64, pytest.approx(1.4e-4 / 8**0.5))
+    assert resolve_auto(ClassifierTraining(loop), classifier, 10_000).loop.numbers() == (50, 128, 2e-5)
+    assert resolve_auto(ExplainerTraining(loop=loop), classifier, 10_000).loop.numbers() == (50, 256, 3e-4)
     for images, views in (
         (1_000_000, 50),
         (10_000, 77),
         (1_000, 400),
     ):  # 100 million evaluations where that is sensible
-        chosen = suited(auto, classifier, images)
+        chosen = resolve_auto(auto, classifier, images)
         assert (chosen.loop.epochs, chosen.values.views, chosen.values.coalitions) == (max(100, views), views, 128)
-    assert suited(SurrogateTraining(replace(loop, epochs="auto"), coalitions="auto"), classifier, 9).coalitions == 2
+    assert (
+        resolve_auto(SurrogateTraining(replace(loop, epochs="auto"), coalitions="auto"), classifier, 9).coalitions == 2
+    )
     monkeypatch.setattr("vitshap.training.configs.free_bytes", lambda device: 6 * 2**30)
-    assert suited(surrogate, classifier, 10_000).loop.numbers() == (50, 128, pytest.approx(0.7e-4))
+    assert resolve_auto(surrogate, classifier, 10_000).loop.numbers() == (50, 128, pytest.approx(0.7e-4))
     monkeypatch.setattr("vitshap.training.configs.SMALL_NET", 1000)  # as for a net with a hundred times as many weights
-    assert suited(surrogate, classifier, 10_000).loop.numbers()[1] == 64
+    assert resolve_auto(surrogate, classifier, 10_000).loop.numbers()[1] == 64

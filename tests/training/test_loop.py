@@ -23,7 +23,8 @@ from torch import nn
 
 from tests.training import small_training, unused_weights
 from vitshap.training import checkpoints
-from vitshap.training.loop import LoopConfig, Task, TrainingDiverged, learning_rate, train
+from vitshap.training.configs import LoopConfig
+from vitshap.training.loop import Task, TrainingDiverged, learning_rate, train
 
 PROGRAM = [sys.executable, small_training.__file__]
 
@@ -42,7 +43,7 @@ def test_it_learns_keeps_the_best_and_writes_a_line_per_epoch(tmp_path: Path) ->
     best = min(line["loss"] for line in lines)
     assert task.validate()["loss"] == pytest.approx(best, abs=1e-6)
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
-    with pytest.raises(ValueError, match="holds a training already"):
+    with pytest.raises(ValueError, match="already holds a training"):
         train(small_training.task(), LoopConfig(epochs=6, batch_size=10), tmp_path)
 
 

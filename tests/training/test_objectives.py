@@ -12,13 +12,13 @@ from vitshap.explainers.network import normalised
 from vitshap.models import wrap
 from vitshap.training.objectives import (
     class_importance,
+    class_weights,
     classification_loss,
     explainer_loss,
     surrogate_loss,
     uniform_explanation,
 )
 from vitshap.training.recipes import load_recipe
-from vitshap.training.scores import class_weights
 
 
 def _logits(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -81,7 +81,7 @@ def test_muras_weights_make_the_frequent_class_count_more_and_balanced_ones_less
     balanced = class_weights("balanced", source, model)
     torch.testing.assert_close(balanced, torch.tensor([8 / 12, 8 / 4]))
     torch.testing.assert_close(class_weights((0.596, 0.404), source, model), weights)
-    with pytest.raises(ValueError, match="class_weights are 2 numbers"):
+    with pytest.raises(ValueError, match="class_weights must be 2 numbers"):
         class_weights((1.0,), source, model)
 
 
@@ -95,15 +95,15 @@ def test_the_predicted_class_counts_more_where_outputs_are_probabilities() -> No
 
 
 def test_explainer_loss_is_the_mean_over_tuples_times_d() -> None:
-    values, worth, base = _logits(2, 4, 3), _logits(2, 5, 3, seed=1), _logits(2, 3, seed=2)
+    values, coalition_values, base = _logits(2, 4, 3), _logits(2, 5, 3, seed=1), _logits(2, 3, seed=2)
     coalitions = torch.rand(2, 5, 4, generator=torch.Generator().manual_seed(3)) < 0.5
     total = 0.0
     for i in range(2):
         for j in range(5):
             for c in range(3):
                 predicted = sum(float(values[i, p, c]) for p in range(4) if coalitions[i, j, p])
-                total += (float(worth[i, j, c]) - float(base[i, c]) - predicted) ** 2
-    assert float(explainer_loss(values, coalitions, worth, base)) == pytest.approx(4 * total / 30, rel=1e-5)
+                total += (float(coalition_values[i, j, c]) - float(base[i, c]) - predicted) ** 2
+    assert float(explainer_loss(values, coalitions, coalition_values, base)) == pytest.approx(4 * total / 30, rel=1e-5)
 
 
 def _exact_loss(game, values: torch.Tensor) -> torch.Tensor:

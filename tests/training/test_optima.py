@@ -116,7 +116,7 @@ def test_corollary_1_losses_that_come_to_their_optimum_bring_the_values_with_the
     assert torch.allclose(law.size_probabilities, torch.tensor([0, 0.5, 0.5, 0], dtype=torch.float64))
     coalitions = inner.expand(len(IMAGES), -1, -1)
     with torch.no_grad():
-        worth, full, base = surrogate(pixels, coalitions), surrogate(pixels), game.null
+        coalition_values, full, base = surrogate(pixels, coalitions), surrogate(pixels), game.null
     raw = torch.zeros(len(IMAGES), D, K, requires_grad=True)
     optimiser = torch.optim.SGD([raw], lr=2.0)
 
@@ -124,7 +124,7 @@ def test_corollary_1_losses_that_come_to_their_optimum_bring_the_values_with_the
         return raw + ((full - base - raw.sum(1)) / D)[:, None]
 
     def loss(of: Tensor) -> Tensor:
-        return explainer_loss(of, coalitions, worth, base) / D
+        return explainer_loss(of, coalitions, coalition_values, base) / D
 
     best = float(loss(truth))
     errors, gaps = [], []

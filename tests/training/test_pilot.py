@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from vitshap.coalitions import shapley_kernel
-from vitshap.training.noise import Plan, Weighing, weights_by_noise
-from vitshap.training.pilot import pilot
+from vitshap.training.values.labels import NoiseWeighting, Plan, noise_weights
+from vitshap.training.values.pilot import pilot
 
 
 def _pilot(value, cost: Tensor | None = None) -> Plan:
@@ -16,8 +16,8 @@ def _pilot(value, cost: Tensor | None = None) -> Plan:
     def evaluate(coalitions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ends = torch.stack([torch.zeros(d), torch.ones(d)]).bool()
         base, full = value(ends)
-        worth = value(coalitions)[None, :, None].expand(3, -1, -1)
-        return worth, base.expand(3, 1), full.expand(3, 1)
+        coalition_values = value(coalitions)[None, :, None].expand(3, -1, -1)
+        return coalition_values, base.expand(3, 1), full.expand(3, 1)
 
     return pilot(evaluate, d, seed=0, repeats=40, weigh=lambda noise, full: torch.ones_like(noise), cost=cost)
 
@@ -70,18 +70,18 @@ def test_sizes_are_those_of_the_images_that_count() -> None:
     def evaluate(coalitions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """An image whose values spread in small coalitions, and one with ten times the spread in large ones."""
         effect, small = coalitions.float() @ players, coalitions.sum(-1) <= 10
-        worth = torch.stack([effect * small, 10 * effect * ~small])[..., None]
-        return worth, torch.zeros(2, 1), torch.ones(2, 1)
+        coalition_values = torch.stack([effect * small, 10 * effect * ~small])[..., None]
+        return coalition_values, torch.zeros(2, 1), torch.ones(2, 1)
 
     shares = []
     for power in (0.0, 1.0):
-        weighing = Weighing(power)
+        weighing = NoiseWeighting(power)
         plan = pilot(
             evaluate,
             20,
             seed=0,
             repeats=40,
-            weigh=lambda noise, _, how=weighing: weights_by_noise(noise, float(noise.mean()), how),
+            weigh=lambda noise, _, how=weighing: noise_weights(noise, float(noise.mean()), how),
         )
         shares.append(float(plan.law.size_probabilities[:11].sum()))
     assert shares[0] < 0.2  # by size of the noise: that of the second

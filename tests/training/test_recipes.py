@@ -21,11 +21,10 @@ from vitshap.data.layouts import IMAGENETTE_CLASSES
 from vitshap.explainers import Explainer, ExplainerConfig
 from vitshap.models import Preprocess
 from vitshap.training.batches import Images
-from vitshap.training.keys import describe
 from vitshap.training.nets import build_model
 from vitshap.training.recipes import Recipe, load_recipe, recipe_names
-from vitshap.training.run import run
-from vitshap.training.settings import SettingsError, from_plain, read_yaml, to_plain
+from vitshap.training.recipes.run import run
+from vitshap.training.recipes.settings import SettingsError, describe, from_plain, read_yaml, to_plain
 
 PAPER = ["paper-imagenette", "paper-pets", "paper-mura"]
 SIZES = ("tiny", "small", "base", "large")
@@ -57,7 +56,7 @@ def test_the_papers_settings(name: str) -> None:
     assert recipe.explainer.network == ExplainerConfig(block_norm=False)
     assert recipe.explainer.sampler == "shapley", "the authors' sampler is there for comparison only"
     assert (recipe.explainer.procedure, recipe.explainer.coalitions) == ("paper", 32)
-    assert recipe.classifier.select == ("kappa" if name == "paper-mura" else "accuracy")
+    assert recipe.classifier.selection_metric == ("kappa" if name == "paper-mura" else "accuracy")
     assert recipe.classifier.class_weights == ((0.596, 0.404) if name == "paper-mura" else None)
     assert recipe.model.output == ("sigmoid" if name == "paper-mura" else "auto")
     assert recipe.data.split == "authors"
@@ -146,9 +145,12 @@ def test_ones_own_file_and_changes_to_it(tmp_path: Path) -> None:
         (["classifier.loop.learning_rate=-1"], r"classifier\.loop\.learning_rate must be positive"),
         (["explainer.coalitions=7"], r"explainer\.coalitions must be even"),
         (["explainer.values.views=0"], r"explainer\.values\.views must be at least 1"),
-        (["explainer.values.milder=1.5"], r"values\.milder is a share between 0 and 1"),
-        (["explainer.values.emphasis=-1"], r"values\.emphasis is 0 or more"),
-        (["explainer.values.alike=-0.1"], r"values\.alike is 0 or more"),
+        (
+            ["explainer.values.weak_augmentation_fraction=1.5"],
+            r"weak_augmentation_fraction must be between 0 and 1",
+        ),
+        (["explainer.values.predicted_class_weight=-1"], r"values\.predicted_class_weight must be 0 or more"),
+        (["explainer.values.noise_offset=-0.1"], r"values\.noise_offset must be 0 or more"),
         (["surrogate.loop.validate_every=0"], r"surrogate\.loop\.validate_every must be at least 1"),
         (["classifier=null", "masked=true"], "masked: true trains the classifier, but classifier is null"),
         (["model.output=identity"], "identity is regression"),
@@ -199,8 +201,8 @@ def test_every_recipe_runs_two_steps_at_its_real_architecture(
     name: str, size: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The net, its 196 (or 16) players and all three trainings are the recipe's; batches and counts are small."""
-    monkeypatch.setattr("vitshap.training.explainer.PILOT_REPEATS", 2)
-    monkeypatch.setattr("vitshap.training.summary.COALITIONS", 1)
+    monkeypatch.setattr("vitshap.training.values.pilot.PILOT_REPEATS", 2)
+    monkeypatch.setattr("vitshap.training.recipes.summary.COALITIONS", 1)
     batch = 600 if name == "digits" else 2
     few = [
         f"{stage}.loop.{key}"
@@ -214,7 +216,7 @@ def test_every_recipe_runs_two_steps_at_its_real_architecture(
     with tempfile.TemporaryDirectory() as folder:  # Large writes gigabytes: gone at once, not when pytest tidies up
         images, out = Path(folder) / "images", Path(folder) / "out"
         recipe = load_recipe(name, data=_tree(name, images), model=model, settings=few)
-        monkeypatch.setattr("vitshap.training.run.load_data", _only_a_few)
+        monkeypatch.setattr("vitshap.training.recipes.run.load_data", _only_a_few)
         explainer = run(recipe, out, device="cpu", estimate=False)
         for stage in ("classifier", "surrogate", "explainer"):
             last = json.loads((out / stage / "log.jsonl").read_text().splitlines()[-1])
@@ -270,7 +272,11 @@ def test_a_surrogate_learns_to_answer_with_zeroed_pixels(tmp_path: Path) -> None
 
 
 def test_one_logit_with_class_weights_is_selected_by_kappa(tmp_path: Path) -> None:
-    weighted = ["classifier.class_weights=[0.596, 0.404]", "classifier.select=kappa", "explainer.procedure=paper"]
+    weighted = [
+        "classifier.class_weights=[0.596, 0.404]",
+        "classifier.selection_metric=kappa",
+        "explainer.procedure=paper",
+    ]
     recipe = _small(tmp_path / "images", "model.output=sigmoid", *weighted)
     explainer = run(recipe, tmp_path / "out", device="cpu", estimate=False)
     assert (explainer.surrogate.num_classes, explainer.surrogate.class_names) == (1, ["dogs"])

@@ -9,29 +9,28 @@ from typing import Any
 import pytest
 
 from vitshap.data import Splits, load_digits
-from vitshap.training import timing
-from vitshap.training.board import Board
 from vitshap.training.nets import build_model
-from vitshap.training.recipes import load_recipe
+from vitshap.training.progress import TensorBoard
+from vitshap.training.recipes import load_recipe, timing
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "text"),
     [
-        (0.2, "about 1 s"),
-        (40, "about 40 s"),
-        (240, "about 4 min"),
-        (3 * 3600, "about 3 h"),
-        (86400 * 3, "about 3 days"),
+        (0.2, "1 s"),
+        (40, "40 s"),
+        (240, "4 min"),
+        (3 * 3600, "3 h"),
+        (86400 * 3, "3 days"),
     ],
 )
-def test_durations_are_said_as_people_do(seconds: float, said: str) -> None:
-    assert timing.about(seconds) == said
+def test_durations_are_rounded_to_one_unit(seconds: float, text: str) -> None:
+    assert timing.duration(seconds) == text
 
 
 def test_a_range_has_one_unit() -> None:
-    assert timing.about(400, 250) == "about 4 to 7 min"
-    assert timing.about(40, 39.8) == "about 40 s"
+    assert timing.duration(400, 250) == "4 to 7 min"
+    assert timing.duration(40, 39.8) == "40 s"
 
 
 @pytest.fixture(scope="module")
@@ -47,22 +46,22 @@ def test_every_training_is_estimated_from_its_own_steps(digits: Splits, procedur
     stages = timing.estimate(recipe, model, digits)
     assert [stage.name for stage in stages] == ["images", "classifier", "surrogate", "explainer"]
     assert model.fingerprint() == before
-    assert "1,797 images are read" in stages[0].detail
+    assert "1,797 images to read" in stages[0].detail
     assert "360 steps of" in stages[1].detail
     assert "1,140 steps of" in stages[3].detail
-    assert ("values of coalitions" in stages[3].detail) == (procedure == "values")
+    assert ("coalition values" in stages[3].detail) == (procedure == "values")
     assert all(stage.seconds > 0 for stage in stages)
-    assert timing.lines(stages)[-1].startswith("in all about ")
+    assert timing.lines(stages)[-1].startswith("in total about ")
     assert timing.estimate(recipe, model, digits, done={"classifier", "surrogate", "explainer"}) == []
 
 
-def test_a_range_is_said_and_compiling_widens_it() -> None:
+def test_the_estimate_is_a_range_that_compilation_widens() -> None:
     stage = timing.StageTime("explainer", 600, "1,000 steps of 0.6 s")
-    assert timing.lines([stage])[-1].startswith("in all about 8 to 14 min")
+    assert timing.lines([stage])[-1].startswith("in total about 8 to 14 min")
     low, high = stage.span
     compiled = timing.compiled(stage)
     assert compiled.span[0] < low < high < compiled.span[1]
-    assert "before it is compiled" in timing.lines([compiled])[0]
+    assert "before compilation" in timing.lines([compiled])[0]
 
 
 def _steps(stage: timing.StageTime) -> int:
@@ -83,9 +82,9 @@ def test_repeats_test_images_and_validation_are_counted(digits: Splits, monkeypa
         return stage
 
     model = build_model(load_recipe("digits").model, digits.train)
-    once, again = explainer(), explainer("explainer.values.unsure=11")
+    once, again = explainer(), explainer("explainer.values.low_confidence_oversampling=11")
     assert _steps(again) == 60 * (2 * len(digits.train) // 64)  # a tenth of them ten times more
-    assert "met 11 times" in again.detail
+    assert "repeated 11 times" in again.detail
     assert again.seconds > 1.5 * once.seconds
     assert explainer("explainer.loop.validate_every=60").seconds < once.seconds
     fewer = Splits(digits.train, digits.val, digits.test.subset(range(10)))
@@ -116,7 +115,7 @@ def test_without_tensorboard_nothing_happens(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     monkeypatch.setattr(builtins, "__import__", refuse)
-    board = Board(tmp_path / "tensorboard")
+    board = TensorBoard(tmp_path / "tensorboard")
     board.add({"epoch": 0, "step": 5, "loss": 1.0})
     board.close()
     assert not (tmp_path / "tensorboard").exists()
@@ -126,7 +125,7 @@ def test_curves_for_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    board = Board(tmp_path)
+    board = TensorBoard(tmp_path)
     for step in (5, 10):
         board.add({"epoch": step // 5 - 1, "step": step, "loss": 1 / step})
     board.close()

@@ -18,8 +18,8 @@ from tests.data import trees
 from vitshap.cli import app
 from vitshap.explainers import Explainer
 from vitshap.files import locked_folder
-from vitshap.training import run as running
 from vitshap.training.recipes import load_recipe
+from vitshap.training.recipes import run as running
 
 SMALL = ["model.image_size=16", "model.patch_size=4", "model.hidden_size=16", "model.layers=1", "model.heads=2"]
 STAGES = ("classifier", "surrogate", "explainer")
@@ -77,7 +77,7 @@ def test_a_folder_of_images_becomes_an_explainer(images: Path, tmp_path: Path) -
     )
     code, said = _invoke(out / "recipe.yaml", "--out", out, "--resume", "--device", "cpu")
     assert code == 0, said
-    assert said.count("done before") == 3
+    assert said.count("already trained") == 3
     assert "in all" not in said
 
 
@@ -99,7 +99,7 @@ def test_killed_and_continued_equals_uninterrupted(tmp_path: Path) -> None:
         hits += process.wait() != 0
     assert hits == 2
     assert not (killed / "explainer" / "done.json").exists()
-    program = "import sys; from vitshap.training.run import *; from vitshap.training.recipes import load_recipe"
+    program = "import sys; from vitshap.training.recipes.run import *; from vitshap.training.recipes import load_recipe"
     program += "\nfor out in sys.argv[1:3]:"
     program += "\n    run(load_recipe('digits', settings=sys.argv[3:]), out, resume=True, device='cpu', estimate=False)"
     subprocess.run([sys.executable, "-c", program, str(killed), str(whole), *settings], env=environment, check=True)
@@ -158,7 +158,11 @@ def test_what_auto_stands_for_is_written_down_and_kept(images: Path, tmp_path: P
 
 @pytest.mark.long
 def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
-    settings = ["classifier.class_weights=balanced", "explainer.values.unsure=3", *_few(epochs=2, batch=300)]
+    settings = [
+        "classifier.class_weights=balanced",
+        "explainer.values.low_confidence_oversampling=3",
+        *_few(epochs=2, batch=300),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     logs = []
     for processes in (1, 2):
@@ -240,7 +244,7 @@ def test_weights_of_a_timm_net_with_another_head(images: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "settings", "said"),
     [
-        ([], [], "which recipe? Known: chest, digits"),
+        ([], [], "known: chest, digits"),
         (["digit"], [], "did you mean digits?"),
         (["digits"], ["explainer.lop.epochs=1"], "did you mean explainer.loop?"),
         (
@@ -289,9 +293,9 @@ def test_a_folder_that_is_not_empty_and_another_recipe_are_refused(tmp_path: Pat
     assert "is not empty" in said
     code, said = _invoke("digits", "--out", out, "--resume")
     assert code == 2
-    assert "holds no training that could be continued" in said
+    assert "holds no run that could be resumed" in said
     settings = ["classifier.loop.epochs=1"]
-    from vitshap.training.settings import to_plain, to_yaml
+    from vitshap.training.recipes.settings import to_plain, to_yaml
 
     (out / "recipe.yaml").write_text(to_yaml(to_plain(load_recipe("digits", settings=settings))))
     (out / "classifier" / "checkpoints").mkdir(parents=True)  # it has begun

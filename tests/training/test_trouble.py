@@ -19,12 +19,12 @@ from vitshap.data import StreamedPixels
 from vitshap.models import MaskedModel, Preprocess, wrap
 from vitshap.training import checkpoints
 from vitshap.training.batches import Images
-from vitshap.training.configs import ClassifierTraining, ExplainerTraining, SurrogateTraining, ValuesConfig
+from vitshap.training.configs import ClassifierTraining, ExplainerTraining, LoopConfig, SurrogateTraining, ValuesConfig
 from vitshap.training.explainer import fit_explainer, make_store
 from vitshap.training.fit import fit_classifier, fit_surrogate
-from vitshap.training.held_out import FILE
-from vitshap.training.loop import BEST, LoopConfig, Task, TrainingDiverged, train
-from vitshap.training.values import Evaluator
+from vitshap.training.loop import BEST, Task, TrainingDiverged, train
+from vitshap.training.values.store import Evaluator
+from vitshap.training.values.validation import FILE
 
 LOOP = LoopConfig(epochs=1, batch_size=4)
 PAPER = ExplainerTraining("paper", LOOP, None, coalitions=2, validation_coalitions=2)
@@ -59,7 +59,11 @@ def test_normalised_tensors_are_not_varied_behind_anyones_back() -> None:
 
 @pytest.mark.parametrize(
     ("labels", "said"),
-    [(3, "labels of 3 classes are 0 to 2, got 3 to 3"), (None, "some of these images have no label"), (1.0, "whole")],
+    [
+        (3, "labels of 3 classes are 0 to 2, got 3 to 3"),
+        (None, "some of these images have no label"),
+        (1.0, "integers"),
+    ],
 )
 @pytest.mark.parametrize("streamed", [False, True])
 def test_labels_that_cannot_be_learned(labels: Any, said: str, streamed: bool) -> None:
@@ -113,8 +117,8 @@ def test_a_batch_of_images_that_cannot_be_read_takes_the_next_one(tmp_path: Path
 @pytest.mark.filterwarnings("ignore:.*cannot be read")
 def test_validation_goes_on_where_a_whole_batch_cannot_be_read(tmp_path: Path) -> None:
     model, streamed = _streamed(tmp_path, 121, bad=120)
-    values = ValuesConfig(views=1, coalitions=4, unsure=2)
-    config = ExplainerTraining("values", LOOP, None, values=values, validation_coalitions=2, validation_batch=120)
+    values = ValuesConfig(views=1, coalitions=4, low_confidence_oversampling=2)
+    config = ExplainerTraining("values", LOOP, None, values=values, validation_coalitions=2, validation_batch_size=120)
     fit_explainer(model, streamed, streamed, tmp_path / "run", config)
     assert math.isfinite(json.loads((tmp_path / "run" / "log.jsonl").read_text())["loss"])
 
@@ -137,7 +141,7 @@ class _Squared(torch.nn.Linear):
 
 def test_class_weights_are_one_per_class() -> None:
     config = ClassifierTraining(LOOP, None, class_weights=(1.0, 2.0))
-    with pytest.raises(ValueError, match="class_weights are 3 numbers, one per class; got 2"):
+    with pytest.raises(ValueError, match="class_weights must be 3 numbers, one per class, got 2"):
         fit_classifier(_model(), _images(), _images(), None, config)
 
 
@@ -185,12 +189,12 @@ def test_held_out_values_of_another_surrogate_are_computed_anew(tmp_path: Path) 
         place.mkdir()
         (place / FILE).write_bytes((tmp_path / "first" / FILE).read_bytes())
         fresh = held_out(model, tmp_path / f"fresh {number}", *other)
-        assert torch.equal(held_out(model, place, *other)["worth"], fresh["worth"])
-        assert not torch.equal(fresh["worth"], first["worth"])
+        assert torch.equal(held_out(model, place, *other)["values"], fresh["values"])
+        assert not torch.equal(fresh["values"], first["values"])
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     (damaged / FILE).write_bytes((tmp_path / "first" / FILE).read_bytes()[:50])
-    assert torch.equal(held_out(_model(1), damaged)["worth"], first["worth"])
+    assert torch.equal(held_out(_model(1), damaged)["values"], first["values"])
 
 
 def test_a_full_disk_is_told_and_leaves_what_was_there(tmp_path: Path) -> None:
@@ -225,7 +229,7 @@ def test_outputs_of_any_magnitude_count_the_same_in_training_and_selection(proce
         with torch.no_grad():
             model.net.classifier.weight[0] *= unit
             model.net.classifier.bias[0] *= unit
-        values = ValuesConfig(views=2, coalitions=6, noise_weights=0.0)
+        values = ValuesConfig(views=2, coalitions=6, noise_weight_power=0.0)
         loop = LoopConfig(epochs=2, batch_size=4, learning_rate=1e-2)
         config = ExplainerTraining(procedure, loop, None, coalitions=4, values=values, validation_coalitions=4)
         fit_explainer(model, _images(), _images(), tmp_path / name, config)
@@ -240,6 +244,6 @@ def test_the_authors_sampler_and_one_pair_per_validation_image(tmp_path: Path) -
         config = ExplainerTraining("paper", LOOP, None, coalitions=8, sampler=sampler, validation_coalitions=2)
         fit_explainer(_model(), _images(), _images(), tmp_path / sampler, config)
         losses.append(json.loads((tmp_path / sampler / "log.jsonl").read_text()))
-        assert files.read_tensors(tmp_path / sampler / FILE)["worth"].shape == (8, 2, 3)
+        assert files.read_tensors(tmp_path / sampler / FILE)["values"].shape == (8, 2, 3)
     assert losses[0]["train_loss"] != losses[1]["train_loss"]
     assert losses[0]["uniform_loss"] != losses[1]["uniform_loss"]

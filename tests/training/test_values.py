@@ -16,10 +16,9 @@ from vitshap.models import MaskedModel, wrap
 from vitshap.training.batches import Images
 from vitshap.training.configs import ExplainerTraining, ValuesConfig
 from vitshap.training.explainer import make_store, training_images
-from vitshap.training.held_out import FILE, HeldOut
-from vitshap.training.noise import Weighing
-from vitshap.training.repeats import SURE
-from vitshap.training.values import Evaluator, ValueStore
+from vitshap.training.values.labels import NoiseWeighting
+from vitshap.training.values.store import LOW_CONFIDENCE, Evaluator, ValueStore
+from vitshap.training.values.validation import FILE, ValidationSet
 
 VARIED = Augmentation(horizontal_flip=0, vertical_flip=0, jitter=0)
 
@@ -64,17 +63,17 @@ def test_memory_does_not_decide_what_values_are(model: MaskedModel, paste: float
                 for one, two in zip(expected, store.batches(order, view), strict=True):
                     assert torch.equal(one.pixels, two.pixels)
                     assert torch.equal(one.coalitions, two.coalitions)
-                    torch.testing.assert_close(one.worth, two.worth, atol=1e-6, rtol=0)
+                    torch.testing.assert_close(one.values, two.values, atol=1e-6, rtol=0)
                     torch.testing.assert_close(one.full, two.full, atol=1e-6, rtol=0)
 
 
-def test_the_last_views_are_milder(model: MaskedModel) -> None:
+def test_the_last_views_are_weakly_augmented(model: MaskedModel) -> None:
     hard = replace(VARIED, crop_scale=(0.2, 0.5), paste=0.9)
-    data, values = load_digits().train.subset(range(30)), ValuesConfig(views=8, milder=0.25)
+    data, values = load_digits().train.subset(range(30)), ValuesConfig(views=8, weak_augmentation_fraction=0.25)
     images = training_images(model, data, ExplainerTraining(augmentation=hard, values=values))
     order = [torch.arange(30)]
     for view in range(8):
-        expected = Images(model, data, hard.milder() if view >= 6 else hard, seed=0)
+        expected = Images(model, data, hard.weak() if view >= 6 else hard, seed=0)
         assert torch.equal(next(images.views(order, view))[0], next(expected.views(order, view))[0])
 
 
@@ -116,10 +115,10 @@ def test_a_partner_that_cannot_be_read_leaves_the_image_as_it_is(model: MaskedMo
 
 
 def test_values_are_those_of_the_model(model: MaskedModel) -> None:
-    known = next(iter(_store(model).batches([torch.tensor([5, 6])], 1)))
+    batch = next(iter(_store(model).batches([torch.tensor([5, 6])], 1)))
     with torch.no_grad():
-        torch.testing.assert_close(known.worth, model(known.pixels, known.coalitions), atol=1e-6, rtol=0)
-        torch.testing.assert_close(known.full, model(known.pixels), atol=1e-6, rtol=0)
+        torch.testing.assert_close(batch.values, model(batch.pixels, batch.coalitions), atol=1e-6, rtol=0)
+        torch.testing.assert_close(batch.full, model(batch.pixels), atol=1e-6, rtol=0)
 
 
 def test_views_differ_and_the_description_counts(model: MaskedModel) -> None:
@@ -136,9 +135,9 @@ def test_exact_values_have_the_least_held_out_loss(model: MaskedModel, tmp_path:
     evaluate, explainer = Evaluator(model), Explainer(model)
     plan = _store(model).plan if planned else None
 
-    def opened() -> HeldOut:
-        how = {"pairs": 16, "plan": plan, "planned": 24, "weighing": Weighing(0.5)}
-        return HeldOut(tmp_path, evaluate, unseen, **how)
+    def opened() -> ValidationSet:
+        how = {"pairs": 16, "plan": plan, "planned": 24, "weighing": NoiseWeighting(0.5)}
+        return ValidationSet(tmp_path, evaluate, unseen, **how)
 
     held_out = opened()
     pixels = torch.cat([pixels for pixels, _ in unseen.in_order(60)])
@@ -157,7 +156,7 @@ def test_exact_values_have_the_least_held_out_loss(model: MaskedModel, tmp_path:
         def values(self, pixels: torch.Tensor, full: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
             return self.given
 
-    losses = [held_out.losses(Given(noise), 60)[held_out.select] for noise in (0.0, 0.3, 1.0)]
+    losses = [held_out.losses(Given(noise), 60)[held_out.selection_metric] for noise in (0.0, 0.3, 1.0)]
     assert losses == sorted(losses)
     assert losses[0] < losses[1] < losses[2]
     written = (tmp_path / FILE).read_bytes()
@@ -175,24 +174,24 @@ def test_a_surrogate_without_finite_values_is_refused(model: MaskedModel) -> Non
 def test_an_evaluation_is_the_game(model: MaskedModel) -> None:
     pixels = torch.stack([load_digits().train[i][0] for i in range(5)])
     coalitions = torch.rand(5, 7, 4, generator=torch.Generator().manual_seed(0)) < 0.5
-    full, worth = Evaluator(model)(pixels, coalitions)
+    full, values = Evaluator(model)(pixels, coalitions)
     game = model.game(pixels)
     assert (full - game.grand).abs().max() <= 1e-6
-    assert (worth - game(coalitions)).abs().max() <= 1e-6
+    assert (values - game(coalitions)).abs().max() <= 1e-6
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_images_that_the_surrogate_is_unsure_of_are_met_more_often(model: MaskedModel, streamed: bool) -> None:
+def test_images_of_low_confidence_are_oversampled(model: MaskedModel, streamed: bool) -> None:
     digits = load_digits().train.subset(range(60))
     pixels = torch.stack([digits[i][0] for i in range(60)])
     model = copy.deepcopy(model)
     with torch.no_grad():
         model.net.classifier.weight.mul_(4)  # sure of some of them
         largest = model(pixels).amax(1)
-    doubtful = (largest < SURE).nonzero()[:, 0].tolist()
+    doubtful = (largest < LOW_CONFIDENCE).nonzero()[:, 0].tolist()
     assert 0 < len(doubtful) < 60
     source = StreamedPixels(digits, None, device="cpu") if streamed else digits
-    config = ExplainerTraining(augmentation=None, values=ValuesConfig(unsure=3))
+    config = ExplainerTraining(augmentation=None, values=ValuesConfig(low_confidence_oversampling=3))
     images = training_images(model, source, config)
     assert len(images) == 60 + 2 * len(doubtful)
     met = torch.cat([pixels for pixels, _ in images.in_order(50)])
@@ -219,7 +218,7 @@ def test_memory_does_not_decide_what_is_seen_where_an_image_cannot_be_read(model
                 raise OSError("no such file")
             return digits[i]
 
-    config = ExplainerTraining(augmentation=Augmentation(paste=0.7), values=ValuesConfig(unsure=2))
+    config = ExplainerTraining(augmentation=Augmentation(paste=0.7), values=ValuesConfig(low_confidence_oversampling=2))
 
     def seen(limit: int | None) -> list[tuple[torch.Tensor, Batch]]:
         opened = open_pixels(Data(), None, memory_limit=limit)
@@ -239,10 +238,10 @@ def test_memory_does_not_decide_what_is_seen_where_an_image_cannot_be_read(model
     assert all(torch.equal(pixels, met[1][i]) for i, pixels in met[0].items())
 
 
-def test_only_probabilities_of_classes_can_be_unsure() -> None:
+def test_oversampling_by_confidence_needs_softmax() -> None:
     net = ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, num_channels=1, hidden_size=16))
-    config = ExplainerTraining(values=ValuesConfig(unsure=2))
+    config = ExplainerTraining(values=ValuesConfig(low_confidence_oversampling=2))
     with pytest.raises(ValueError, match="divides probability"):
         training_images(wrap(net, output="sigmoid"), load_digits().train, config)
     with pytest.raises(ValueError, match="1 or more"):
-        ValuesConfig(unsure=0)
+        ValuesConfig(low_confidence_oversampling=0)

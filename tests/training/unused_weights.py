@@ -5,8 +5,7 @@ import torch
 
 from vitshap import wrap
 from vitshap.training import fit_explainer, fit_surrogate, processes
-from vitshap.training.configs import ExplainerTraining, SurrogateTraining, ValuesConfig
-from vitshap.training.loop import LoopConfig
+from vitshap.training.configs import ExplainerTraining, LoopConfig, SurrogateTraining, ValuesConfig
 
 READ = {
     "half": torch.arange(6).view(2, 3).bfloat16(),

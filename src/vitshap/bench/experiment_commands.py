@@ -115,7 +115,7 @@ def bench_quality(
     from vitshap.experiments import quality
     from vitshap.explainers import Explainer
     from vitshap.explainers import bundle as bundles
-    from vitshap.training.values import Evaluator
+    from vitshap.training.values.store import Evaluator
 
     if record:
         bundles.own_folder(bundle)  # an error before anything is measured
@@ -196,7 +196,7 @@ def bench_ablation(
     from vitshap.data import open_pixels
     from vitshap.experiments import ablation, quality
     from vitshap.explainers import Explainer
-    from vitshap.training.values import Evaluator
+    from vitshap.training.values.store import Evaluator
 
     where = resolve_device(device)
     surrogate = Explainer.from_pretrained(bundle, device=where).surrogate

@@ -20,9 +20,8 @@ from vitshap._version import __version__
 from vitshap.coalitions import shapley_kernel
 from vitshap.experiments.tables import Column, Table
 from vitshap.models import MaskedModel, wrap
+from vitshap.models.load import SIZES, ModelSpec, load_model
 
-SIZES = {"tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12), "large": (1024, 24, 16)}
-"""Width, depth and heads of the usual vision transformers."""
 LIMIT = 40.0
 """Seconds that all evaluations on a CPU may take, without building the network and measuring the machine's limits."""
 CALLS = 4
@@ -43,25 +42,10 @@ class Way(NamedTuple):
 
 
 def build_net(library: Library, arch: Arch, num_classes: int = 10) -> nn.Module:
-    """Build a plain ViT/16 for 224 x 224 images with random weights."""
-    width, depth, heads = SIZES[arch]
-    net: nn.Module
-    if library == "timm":
-        import timm
-
-        net = timm.create_model(f"vit_{arch}_patch16_224", num_classes=num_classes)
-    else:
-        from transformers import ViTConfig, ViTForImageClassification
-
-        config = ViTConfig(
-            hidden_size=width,
-            num_hidden_layers=depth,
-            num_attention_heads=heads,
-            intermediate_size=4 * width,
-            num_labels=num_classes,
-        )
-        net = ViTForImageClassification(config)
-    return net.eval()
+    """A plain ViT/16 for 224 x 224 images with random weights."""
+    name = f"vit_{arch}_patch16_224" if library == "timm" else "vit"
+    names = tuple(f"class {i}" for i in range(num_classes))
+    return load_model(ModelSpec(name, pretrained=False, size=arch, class_names=names)).net.eval()
 
 
 def measure(

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from statistics import mean
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from vitshap.bench.speed import Arch, Library, build_net, synchronize
 from vitshap.data import CachedPixels
 from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel, wrap
-from vitshap.training.batches import Images
-from vitshap.training.configs import ExplainerTraining, Procedure
-from vitshap.training.explainer import explainer_task, hold_out, make_store, network_config
-from vitshap.training.loop import LoopConfig, Task, number, train
+from vitshap.training.batches import Images, chunks
+from vitshap.training.configs import ExplainerTraining, Procedure, number
+from vitshap.training.explainer import explainer_task, make_store, network_config, validation_set
+from vitshap.training.loop import StepTimer
 from vitshap.training.recipes import load_recipe
-from vitshap.training.values import Evaluator
+from vitshap.training.values.store import Evaluator
 
 WARM_UP = 4
 """Steps before the clock starts: kernels are compiled and recorded in the first three."""
@@ -55,7 +53,7 @@ def training_for(procedure: Procedure, *, batch: int, coalitions: int, compiled:
     config = load_recipe(RECIPES[procedure]).explainer
     return replace(
         config,
-        loop=replace(config.loop, epochs=1, batch_size=batch, save_every=10**9),
+        loop=replace(config.loop, epochs=1, batch_size=batch),
         coalitions=coalitions,
         values=replace(config.values, views=2, coalitions=coalitions),
         compiled=compiled,
@@ -84,26 +82,13 @@ def measure_net(model: MaskedModel, config: ExplainerTraining, *, steps: int) ->
         evaluations = len(images) * (number(config.values.coalitions) + 1) / _seconds(device, store.fill)
     torch.manual_seed(0)
     explainer = Explainer(model, network_config(config, model.num_players))
-    with TemporaryDirectory() as folder:
-        held_out = hold_out(Path(folder), evaluate, unseen, explainer, config, store)
-        step = _step_seconds(explainer_task(explainer, images, held_out, config, store), config.loop, Path(folder))
+    validation = validation_set(None, evaluate, unseen, explainer, config, store)
+    timer = StepTimer(explainer_task(explainer, images, validation, config, store), config.loop)
+    step = mean(timer(chunks(len(images), batch))[WARM_UP:])
     if store is None:
         evaluations = batch * (config.coalitions + 1) / step
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
     return Speed(config.procedure, batch, step, batch / step, evaluations, peak)
-
-
-def _step_seconds(task: Task, loop: LoopConfig, folder: Path) -> float:
-    """Between the batches that the loop asks for: it is at most one step ahead of the device."""
-    asked: list[float] = []
-
-    def timed(order: Iterable[Tensor], epoch: int) -> Iterator[tuple[Tensor, ...]]:
-        for batch in task.batches(order, epoch):
-            asked.append(time.perf_counter())
-            yield batch
-
-    train(replace(task, batches=timed), loop, folder)
-    return (asked[-1] - asked[WARM_UP]) / (len(asked) - 1 - WARM_UP)
 
 
 def _random_images(model: MaskedModel, count: int) -> CachedPixels:

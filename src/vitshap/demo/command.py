@@ -29,11 +29,10 @@ from vitshap.explaining import Explained, Failed, ReportWriter, Section, Summary
 from vitshap.explaining.html import figure_html, pairs_html, table_html
 from vitshap.explaining.sinks import Heatmaps
 from vitshap.files import write_text
-from vitshap.training import summary
 from vitshap.training.loop import TrainingDiverged
-from vitshap.training.recipes import Recipe, load_recipe
-from vitshap.training.run import BUNDLE, SUMMARY
-from vitshap.training.run import run as train
+from vitshap.training.recipes import Recipe, load_recipe, summary
+from vitshap.training.recipes.run import BUNDLE, SUMMARY
+from vitshap.training.recipes.run import run as train
 
 RECIPE = "digits"
 IMAGES = 8
@@ -204,8 +203,8 @@ def _pixels(images: ImageData) -> Tensor:
 
 
 def _write_numbers(path: Path, found: digits.Comparison, seconds: float) -> None:
-    names = ("error", "bound", "loose_bound", "holds")
-    theorem = {name: getattr(found.theorem, name) for name in names}
+    names = {"error": "mean", "bound": "bound", "loose_bound": "loose_bound", "holds": "holds"}
+    theorem = {name: getattr(found.theorem, attribute) for name, attribute in names.items()}
     write_tables(path, found.table, theorem=theorem, seconds=round(seconds, 1), torch=torch.__version__)
 
 

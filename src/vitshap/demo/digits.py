@@ -20,8 +20,8 @@ from torch import Tensor
 
 from vitshap import plots
 from vitshap.coalitions import all_coalitions
+from vitshap.estimators.estimate import correlation
 from vitshap.estimators.exact import exact
-from vitshap.estimators.reliability import correlation
 from vitshap.experiments.tables import Column, Table
 from vitshap.explainers import Explainer
 from vitshap.explanation import Explanation
@@ -31,8 +31,8 @@ from vitshap.metrics import ErrorBound, error_bound
 from vitshap.models import MaskedModel
 from vitshap.models.masked import ImageGame
 from vitshap.players import Players
-from vitshap.training.begun import STAGES
 from vitshap.training.loop import LOG
+from vitshap.training.recipes.recipe import STAGES
 
 BUDGETS = (128, 1024)
 """Evaluations per image of sampling methods."""
@@ -138,7 +138,7 @@ def theorem_lines(theorem: ErrorBound) -> list[tuple[str, str]]:
     verdict = "holds" if theorem.holds else "DOES NOT HOLD"
     last = theorem.num_players - 1
     return [
-        ("mean Euclidean error of the explainer", f"{theorem.error:.4f}"),
+        ("mean Euclidean error of the explainer", f"{theorem.mean:.4f}"),
         (f"bound sqrt(2 H_{last} (L - L*)), all coalitions enumerated", f"{theorem.bound:.4f}: {verdict}"),
         ("looser bound, with L* = 0", f"{theorem.loose_bound:.4f}: {verdict}"),
     ]

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from vitshap.estimators.estimate import Estimate
 from vitshap.estimators.exact import exact
-from vitshap.estimators.kernel import Moments, Sampling, check_choice, kernelshap, kernelshap_original
+from vitshap.estimators.kernel import check_choice, kernelshap, kernelshap_original
 from vitshap.estimators.permutation import permutation
+from vitshap.estimators.size_effect import Moments, Sampling
 from vitshap.game import Game
 from vitshap.methods import Attribution, Method, SamplingMethod, take_classes
 from vitshap.models import MaskedModel

@@ -19,11 +19,11 @@ from vitshap.experiments.tables import Column, Table
 from vitshap.explainers import Explainer, ExplainerConfig
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
-from vitshap.training.configs import ExplainerTraining, ValuesConfig
-from vitshap.training.explainer import hold_out, make_store, network_config, train_explainer, training_images
-from vitshap.training.loop import LoopConfig, number
+from vitshap.training.configs import ExplainerTraining, LoopConfig, ValuesConfig, number
+from vitshap.training.explainer import make_store, network_config, train_explainer, validation_set
+from vitshap.training.loop import best_record
 from vitshap.training.recipes import load_recipe
-from vitshap.training.values import Evaluator, ValueStore
+from vitshap.training.values.store import Evaluator, ValueStore, training_images
 
 RECIPE = "imagenette-deit-tiny"
 """Recipe whose steps are measured."""
@@ -56,9 +56,9 @@ def variants(views: int, coalitions: int, num_players: int, *, passes: int = 2) 
     plain = ValuesConfig(
         views=views,
         coalitions=coalitions,
-        size_effect=False,
-        noise_weights=0.0,
-        emphasis=0.0,
+        remove_size_effect=False,
+        noise_weight_power=0.0,
+        predicted_class_weight=0.0,
         allocation="shapley",
         loss="regression",
     )
@@ -82,16 +82,23 @@ def recipe_steps() -> dict[str, dict[str, Any]]:
     values, views = recipe.values, recipe.augmentation
     assert views is not None
     return {
-        "size effect removed": {"values": {"size_effect": values.size_effect}},
-        "noise weights": {"values": {"noise_weights": values.noise_weights, "alike": values.alike}},
-        "predicted class counts more": {"values": {"emphasis": values.emphasis}},
+        "size effect removed": {"values": {"remove_size_effect": values.remove_size_effect}},
+        "noise weights": {
+            "values": {"noise_weight_power": values.noise_weight_power, "noise_offset": values.noise_offset}
+        },
+        "predicted class counts more": {"values": {"predicted_class_weight": values.predicted_class_weight}},
         "sizes by pilot": {"values": {"allocation": values.allocation}},
         "noise cancelled": {"values": {"loss": values.loss}, "network": {"profiles": True}},
         "magnitudes": {"network": {"magnitudes": True}},
         "upright photos": {"augmentation": {"vertical_flip": views.vertical_flip}},
-        "smaller crops": {"augmentation": {"crop_scale": views.crop_scale}, "values": {"milder": values.milder}},
+        "smaller crops": {
+            "augmentation": {"crop_scale": views.crop_scale},
+            "values": {"weak_augmentation_fraction": values.weak_augmentation_fraction},
+        },
         "pasted rectangles": {"augmentation": {"paste": views.paste}},
-        "unsure images more often": {"values": {"unsure": values.unsure}},
+        "low-confidence images oversampled": {
+            "values": {"low_confidence_oversampling": values.low_confidence_oversampling}
+        },
     }
 
 
@@ -103,8 +110,8 @@ def _with(config: ExplainerTraining, changes: Iterable[dict[str, Any]]) -> Expla
 
 
 def _equal_evaluations(config: ExplainerTraining, images: int, samples: int) -> ExplainerTraining:
-    """Use fewer coalitions per image where some images are repeated."""
-    if config.values.unsure == 1:
+    """Fewer coalitions of each where some images are repeated."""
+    if config.values.low_confidence_oversampling == 1:
         return config
     coalitions = round((number(config.values.coalitions) + 1) * images / samples) - 1
     return replace(config, values=replace(config.values, coalitions=max(1, coalitions)))
@@ -137,8 +144,15 @@ def ablate(
         if config.procedure == "values":
             values = config.values
             # A pilot chooses sizes by the weights of the loss: only variants with the same weights share its values.
-            law = (values.weighing, values.emphasis) if values.allocation == "pilot" else None
-            key = (config.augmentation, law, values.views, values.coalitions, values.milder, values.unsure)
+            law = (values.noise_weighting, values.predicted_class_weight) if values.allocation == "pilot" else None
+            key = (
+                config.augmentation,
+                law,
+                values.views,
+                values.coalitions,
+                values.weak_augmentation_fraction,
+                values.low_confidence_oversampling,
+            )
             if key not in stores:
                 stores.clear()  # one at a time: memory
                 stores[key] = make_store(evaluate, images, config.values)
@@ -149,12 +163,12 @@ def ablate(
         explainer = Explainer(surrogate, network_config(config, surrogate.num_players))
         started = time.perf_counter()
         place = folder / f"variant-{variant_number}"
-        held_out = hold_out(place, evaluate, unseen, explainer, config, store)
+        validation = validation_set(place, evaluate, unseen, explainer, config, store)
         history = train_explainer(
-            explainer, images, held_out, place, config, store=store, console=console or Console(quiet=True)
+            explainer, images, validation, place, config, store=store, console=console or Console(quiet=True)
         )
         seconds = time.perf_counter() - started
-        best = min(history, key=lambda line: line[held_out.select])
+        best = best_record(history, validation.selection_metric)
         per_image = number(config.values.coalitions) if store is not None else config.coalitions
         rounds = number(config.values.views if store is not None else config.loop.epochs)
         table.add(

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from vitshap.coalitions import Coalitions
+from vitshap.estimators.estimate import Estimator, correlation, split_half
 from vitshap.estimators.kernel import kernelshap, kernelshap_original
 from vitshap.estimators.permutation import permutation
-from vitshap.estimators.reliability import Estimator, correlation, split_half
 from vitshap.experiments.tables import Column, Table
 from vitshap.game import Game
-from vitshap.models import MaskedModel, wrap
+from vitshap.models import MaskedModel
+from vitshap.models.load import ModelSpec, load_model
 
 ESTIMATORS: dict[str, Estimator] = {
     "kernelshap": kernelshap,
@@ -55,16 +55,9 @@ def load(
     name: str, weights: Path, classes: Sequence[int], data: Path, count: int, device: torch.device
 ) -> tuple[MaskedModel, Tensor]:
     """Load a timm model, keeping the given rows of its head, and the first images of a folder; half precision on a GPU."""
-    import timm
-
-    net = timm.create_model(name)
-    net.load_state_dict(load_file(weights))
-    if classes:
-        kept = torch.nn.Linear(net.head.in_features, len(classes))
-        kept.load_state_dict({k: v[list(classes)] for k, v in net.head.state_dict().items()})
-        net.head, net.num_classes = kept, len(classes)
     dtype = torch.float16 if device.type == "cuda" else torch.float32
-    model = wrap(net.to(device, dtype).eval())
+    spec = ModelSpec(name, weights=str(weights), head_rows=tuple(classes) or None, option="--{}")
+    model = load_model(spec).to(device, dtype).eval()
     paths = sorted(path for path in data.rglob("*") if path.suffix.lower() in (".jpeg", ".jpg", ".png"))[:count]
     if not paths:
         raise ValueError(f"{data} holds no image (.jpeg, .jpg, .png)")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitshap.data import Splits, load_data
 from vitshap.estimators import truth
-from vitshap.estimators.reliability import correlation
+from vitshap.estimators.estimate import correlation
 from vitshap.experiments.tables import Column, Table
 from vitshap.explainers import Explainer
 from vitshap.methods import method
@@ -27,7 +27,7 @@ from vitshap.metrics import deletion, insertion
 from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating
 from vitshap.training.batches import Images, evenly
-from vitshap.training.values import Evaluator
+from vitshap.training.values.store import Evaluator
 
 MIN_RELIABILITY = 0.1
 """Below it reference values are nearly all noise, and a correlation cannot be corrected for that."""
@@ -117,11 +117,11 @@ def areas(evaluate: Evaluator, explainer: Explainer, pixels: Tensor, labels: Ten
         deleted = deletion(evaluate.model, half, explainer(some, target=target))
         random = method("random", explainer.surrogate)(some, target=target)
         found = {
-            "insertion": inserted.target_area(own),
-            "others_insertion": inserted.nontarget_area(own),
-            "deletion": deleted.target_area(own),
-            "random_insertion": insertion(evaluate.model, half, random).target_area(own),
-            "random_deletion": deletion(evaluate.model, half, random).target_area(own),
+            "insertion": inserted.target(own).per_image,
+            "others_insertion": inserted.others(own).per_image,
+            "deletion": deleted.target(own).per_image,
+            "random_insertion": insertion(evaluate.model, half, random).target(own).per_image,
+            "random_deletion": deletion(evaluate.model, half, random).target(own).per_image,
         }
         for name, area in found.items():
             totals[name] = totals.get(name, 0.0) + float(area.sum())

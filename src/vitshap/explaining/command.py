@@ -22,7 +22,6 @@ from PIL import Image
 from vitshap.devices import resolve_device
 from vitshap.explaining import budget, terminal
 from vitshap.explaining.entries import Explained, Failed
-from vitshap.explaining.nets import load_model
 from vitshap.explaining.photos import SUFFIXES, Found, find_photos
 from vitshap.explaining.report import ReportWriter, refuse_foreign_report
 from vitshap.explaining.sinks import MAPS, Heatmaps, JsonLines, ParquetRows, Sink, with_drawn_classes
@@ -31,6 +30,7 @@ from vitshap.explaining.stream import CannotExplain, explain_photos
 from vitshap.explaining.terminal import Terminal, progress_bar, working
 from vitshap.files import locked_folder
 from vitshap.methods import Target, most_classes, names_classes, target_from_words
+from vitshap.models.load import ModelSpec, load_with_warnings
 
 HEATMAPS_UP_TO = 100
 """Most images whose heatmaps are written as files by default; the report has them anyway."""
@@ -238,5 +238,6 @@ def _source(options: Options) -> Source:
         return open_bundle(options.bundle, **shared)
     if options.bundle is None:
         return open_model(options.model, weights=options.weights, **shared)
-    classifier, _ = load_model(options.model, options.weights)  # the bundle must have been made for it
+    # the bundle must have been made for this model
+    classifier, _ = load_with_warnings(ModelSpec(options.model, weights=options.weights, option="--{}"))
     return open_bundle(options.bundle, classifier=classifier, **shared)

@@ -16,12 +16,13 @@ from vitshap.explainers import Explainer, bundle
 from vitshap.explainers.card import measured
 from vitshap.explaining.budget import LADDER
 from vitshap.explaining.entries import Summary
-from vitshap.explaining.nets import load_model, reachable_hub
 from vitshap.explaining.text import percent
 from vitshap.explanation import Explanation
-from vitshap.methods import MethodLike, SamplingMethod, method, registry
+from vitshap.methods import MethodLike, SamplingMethod, method
+from vitshap.methods.registry import METHODS
 from vitshap.models import MaskedModel
 from vitshap.models.base import unwrapped
+from vitshap.models.load import ModelSpec, load_with_warnings
 from vitshap.players import resolve
 
 CONFIDENCE_THRESHOLD = 0.5
@@ -106,10 +107,9 @@ def open_bundle(
         )
     name = known[0] if name is None else name
     method_name = method_name or EXPLAINER
-    registry.load(method_name)  # an unknown name is an error before the bundle is loaded
-    with reachable_hub(None if name in known else name):
-        config = bundle.read(name)
-        explainer = bundle.load(name, classifier=classifier, device=device)
+    METHODS.load(method_name)  # an unknown name is an error before the bundle is loaded
+    config = bundle.read(name)
+    explainer = bundle.load(name, classifier=classifier, device=device)
     _require_preprocess(explainer.surrogate, f"the bundle {name}")
     quality = config.get("quality") or {}
     stored = config["surrogate"]["net"]
@@ -146,8 +146,8 @@ def open_model(
     method_name = method_name or DEFAULT_METHOD
     if method_name == EXPLAINER:
         raise ValueError("--method explainer needs a stored explainer: give --bundle too, or another method")
-    registry.load(method_name)
-    model, messages = load_model(name, weights)
+    METHODS.load(method_name)
+    model, messages = load_with_warnings(ModelSpec(name, weights=weights, option="--{}"))
     _require_preprocess(model, f"the model {name}")
     model.to(device)
     given = "" if weights is None else f", weights {Path(weights).name}"

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from vitshap.estimators.reliability import reliability_from_errors
+from vitshap.estimators.estimate import reliability_from_errors
 from vitshap.explaining.entries import Explained, patches
 from vitshap.explanation import Explanation
 from vitshap.plots.colours import Z

@@ -93,12 +93,8 @@ class Method(InputShaped, ABC):
         """Raise ``TypeError`` if the model is not wrapped."""
         if hasattr(self.model, "game") and hasattr(self.model, "prepare"):
             return
-        given = type(self.model).__name__
-        if hasattr(self.model, "surrogate"):
-            raise TypeError(
-                f"{self.name} needs a wrapped network, not an explainer ({given}): give explainer.surrogate"
-            )
-        raise TypeError(f"{self.name} needs a wrapped network, got {given}: wrap it first, vitshap.wrap(net)")
+        advice = "give explainer.surrogate" if hasattr(self.model, "surrogate") else "wrap it first, vitshap.wrap(net)"
+        raise TypeError(f"{self.name} needs a wrapped network, got {type(self.model).__name__}: {advice}")
 
     @property
     def forward_func(self) -> ExplainableModel:
@@ -148,7 +144,7 @@ class SamplingMethod(Method):
     """Evaluations per image, the empty and the full coalition included; never exceeded."""
     seed: int = 0
     progress: Callable[[Any], object] | None = None
-    """Called with every partial estimate; see ``vitshap.estimators.progress.progress_bar``."""
+    """Called with every partial estimate; see ``vitshap.estimators.estimate.progress_bar``."""
 
     samples: ClassVar[bool] = True
 

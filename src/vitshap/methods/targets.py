@@ -123,13 +123,11 @@ def _is_special(one: object) -> bool:
 
 
 def _target_tensor(target: Tensor, images: int, num_classes: int) -> Tensor:
-    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
-        raise TypeError(f"a target tensor holds integers, got {target.dtype}")
-    classes = target.to(torch.int64)
-    if classes.ndim == 1:
-        classes = classes[:, None]
-    if classes.ndim != 2 or classes.shape[0] != images or classes.numel() == 0:
-        raise ValueError(f"a target tensor is [{images}] or [{images}, T], got {list(target.shape)}")
+    whole = not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
+    if not whole or target.ndim > 2 or len(target) != images or target.numel() == 0:
+        given = f"{target.dtype} {list(target.shape)}"
+        raise ValueError(f"a target tensor holds integers, [{images}] or [{images}, T]; got {given}")
+    classes = target.to(torch.int64).view(images, -1)
     if not 0 <= int(classes.min()) <= int(classes.max()) < num_classes:
         raise ValueError(f"classes are 0 to {num_classes - 1}, got {classes.flatten().tolist()[:8]}")
     return classes

@@ -1,9 +1,9 @@
-"""Checkpoints that are whole or not there, and from which training continues to the bit.
+"""Checkpoints: written atomically, read back without loss, so that a resumed training gives identical results.
 
-A checkpoint is a folder ``step-00000120`` with ``state.safetensors`` (weights, the optimiser's moments) and ``state.json``
-(position, settings, the hash of the first file). It is written under another name and renamed when complete, so a killed
-process or a full disk leaves the former ones as they were. The last two are kept; a damaged one is passed over for the
-one before it. No pickle.
+A checkpoint is a folder ``step-00000120`` with ``state.safetensors`` (weights and optimiser state) and ``state.json``
+(position, history, the hash of the first file). It is written under a temporary name and renamed when complete, so a killed
+process or a full disk leaves the earlier checkpoints unchanged. The last two are kept; a damaged one is skipped in favour
+of the one before it. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from torch import Tensor
 from vitshap import files
 
 FORMAT = "vitshap.checkpoint"
-VERSION = 1
+VERSION = 2
 KEPT = 2
 TENSORS, RECORD = "state.safetensors", "state.json"
 
 
 class Checkpoint(NamedTuple):
-    """What was saved: named tensors, and everything else as JSON."""
+    """The content of a checkpoint: named tensors, and everything else as JSON."""
 
     tensors: dict[str, Tensor]
     record: dict[str, Any]
@@ -38,15 +38,15 @@ class Checkpoint(NamedTuple):
 
 
 class DamagedCheckpoint(ValueError):
-    """A checkpoint that is incomplete, changed or of another kind; the message names it."""
+    """A checkpoint is incomplete, modified or of another format; the message names it."""
 
 
 def save(folder: str | Path, step: int, tensors: dict[str, Tensor], record: dict[str, Any]) -> Path:
-    """Write the checkpoint of ``step`` and remove all but it and the one before."""
+    """Write the checkpoint of ``step`` and remove all but it and the one before it."""
     folder = Path(folder)
     final = folder / f"step-{step:08d}"
     partial = folder / f".{final.name}.{os.getpid()}.partial"
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed and had the same number
+    shutil.rmtree(partial, ignore_errors=True)  # left by a killed process with the same number
     try:
         partial.mkdir(parents=True)
         save_file({name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}, partial / TENSORS)
@@ -57,13 +57,12 @@ def save(folder: str | Path, step: int, tensors: dict[str, Tensor], record: dict
         os.replace(partial, final)
     except (OSError, SafetensorError) as error:
         raise OSError(
-            f"the checkpoint of step {step} could not be written ({error}); earlier ones in {folder} are untouched"
+            f"the checkpoint of step {step} could not be written ({error}); earlier ones in {folder} are unchanged"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    kept = [path for path in _steps(folder) if path.name <= final.name][
-        -KEPT:
-    ]  # later ones were damaged, and passed over
+    # Later steps were damaged, or training would not be here.
+    kept = [path for path in _steps(folder) if path.name <= final.name][-KEPT:]
     for path in {*folder.glob("step-*"), *folder.glob(".step-*.partial")} - {*kept}:
         shutil.rmtree(path, ignore_errors=True)
     return final
@@ -88,7 +87,7 @@ def load(path: str | Path) -> Checkpoint:
 
 
 def load_latest(folder: str | Path) -> Checkpoint | None:
-    """The newest sound checkpoint in ``folder``, with a warning for damaged newer ones; None if there is none at all."""
+    """Return the newest intact checkpoint in ``folder``, with a warning for damaged newer ones; None if there is none."""
     damaged = []
     for path in reversed(_steps(Path(folder))):
         try:
@@ -105,7 +104,7 @@ def load_latest(folder: str | Path) -> Checkpoint | None:
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's moments by name; its settings are the caller's."""
+    """Return the optimiser's state tensors by name, without its settings."""
     states = optimiser.state_dict()["state"]
     return {
         f"optimiser.{index}.{name}": torch.as_tensor(value)
@@ -115,7 +114,7 @@ def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put back what ``optimiser_tensors`` took."""
+    """Restore the state that ``optimiser_tensors`` returned."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         if key.startswith("optimiser."):

@@ -1,7 +1,7 @@
-"""Trainings of nets that classify: a classifier (with or without missing patches) and a surrogate.
+"""Trainings of the classifier (with or without masked patches) and of the surrogate.
 
-Each is a ``Task`` for the one loop: a module that returns its loss, batches drawn from (seed, epoch, sample), and a
-validation on a fixed, seeded set of (image, coalition) tuples from unseen images.
+Each is a ``Task`` of the loop: a module that returns its loss, batches as functions of (seed, epoch, sample), and a
+validation on fixed, seeded coalitions of unseen images.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from vitshap.coalitions import CoalitionLaw, fixed_size, uniform_size
+from vitshap.coalitions import CoalitionLaw, uniform_size
 from vitshap.data import CachedPixels, sample_coalitions
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
-from vitshap.training.configs import ClassifierTraining, SurrogateTraining, suited
-from vitshap.training.loop import Task, number, train
-from vitshap.training.objectives import classification_loss, surrogate_loss
-from vitshap.training.scores import class_weights, require_classes, scores
-
-VALIDATION = "validation"
-"""Purpose of the validation's coalitions: training never meets them."""
+from vitshap.training.configs import ClassifierTraining, SurrogateTraining, number, resolve_auto
+from vitshap.training.loop import Task, train
+from vitshap.training.objectives import (
+    class_weights,
+    classification_loss,
+    classification_metrics,
+    require_classes,
+    surrogate_loss,
+)
+from vitshap.training.values.validation import VALIDATION
 
 
 def fit_classifier(
@@ -41,12 +44,11 @@ def fit_classifier(
     resume: bool = False,
     console: Console | None = None,
 ) -> MaskedModel:
-    """Train a copy of ``model`` on (image, label) and return the best by validation.
+    """Train a copy of ``model`` on (image, label) and return it with the best weights by validation.
 
-    ``folder`` takes checkpoints and the log, and with ``resume`` gives them back; None: nothing is kept.
+    ``folder``: for checkpoints and the log, from which ``resume`` continues; None: nothing is kept.
     """
-    law = fixed_size(model.num_players, model.num_players)
-    return _fit_classifier(model, data, val, law, folder, config or ClassifierTraining(), resume, console)
+    return _fit_classifier(model, data, val, folder, config, resume, console, masked=False)
 
 
 def fit_masked_classifier(
@@ -60,9 +62,59 @@ def fit_masked_classifier(
     resume: bool = False,
     console: Console | None = None,
 ) -> MaskedModel:
-    """The same with random subsets of patches, in validation too, so that the classifier is its own surrogate."""
+    """Do the same with random coalitions of patches, in validation too, so that the classifier is its own surrogate."""
+    return _fit_classifier(model, data, val, folder, config, resume, console, masked=True)
+
+
+def _fit_classifier(
+    model: MaskedModel,
+    data: Any,
+    val: Any,
+    folder: str | Path | None,
+    config: ClassifierTraining | None,
+    resume: bool,
+    console: Console | None,
+    *,
+    masked: bool,
+) -> MaskedModel:
+    config = config or ClassifierTraining()
+    if config.augmentation is not None and config.augmentation.paste:
+        raise ValueError("a classifier cannot be trained on pasted images, whose labels do not change: set paste to 0")
+    model = copy.deepcopy(model)
+    model.classifier_fingerprint = None  # it becomes a model of its own, whatever it was derived from
+    images = Images(model, data, config.augmentation, seed=config.loop.seed)
+    unseen = Images(model, val, None, seed=config.loop.seed)
+    for source in (images.source, unseen.source):
+        if isinstance(source, CachedPixels):
+            require_classes(source.labels, model)
+    config = resolve_auto(config, model, len(images))
+    with kept_or_temporary(folder) as place:
+        task = classifier_task(model, images, unseen, config, masked=masked)
+        train(task, config.loop, place, resume=resume, console=console)
+    return model
+
+
+def classifier_task(
+    model: MaskedModel, images: Images, unseen: Images, config: ClassifierTraining, *, masked: bool
+) -> Task:
+    """Return the task of training ``model`` itself."""
+    step = ClassifierStep(model, class_weights(config.class_weights, images.source, model))
     law = uniform_size(model.num_players)
-    return _fit_classifier(model, data, val, law, folder, config or ClassifierTraining(), resume, console)
+
+    def batches(order: Iterable[Tensor], epoch: int) -> Iterator[tuple[Tensor, ...]]:
+        for pixels, batch in images.views(order, epoch):
+            if not isinstance(images.source, CachedPixels):
+                require_classes(batch.labels, model)
+            if masked:
+                yield pixels, batch.labels, _draw(law, batch.indices, config.loop.seed, epoch, config.coalitions)
+            else:
+                yield pixels, batch.labels
+
+    def validate() -> dict[str, float]:
+        return classifier_scores(step, unseen, config, masked=masked)
+
+    metric = "loss" if model.output == "identity" else config.selection_metric
+    return Task(step, model, batches, len(images), validate, selection_metric=metric)
 
 
 def fit_surrogate(
@@ -76,109 +128,72 @@ def fit_surrogate(
     resume: bool = False,
     console: Console | None = None,
 ) -> MaskedModel:
-    """Fine-tune a copy of ``classifier`` so that its answers with missing patches are the classifier's on whole images."""
+    """Fine-tune a copy of ``classifier`` whose predictions for coalitions match the classifier's for whole images."""
     surrogate = copy.deepcopy(classifier)
     surrogate.classifier_fingerprint = classifier.fingerprint()
-    classifier = copy.deepcopy(classifier).eval()
-    step = SurrogateStep(surrogate, classifier)
     config = config or SurrogateTraining()
     images = Images(surrogate, data, config.augmentation, seed=config.loop.seed)
     unseen = Images(surrogate, val, None, seed=config.loop.seed)
-    config = suited(config, surrogate, len(images))
-    law = uniform_size(surrogate.num_players)
-
-    def batches(order: Iterable[Tensor], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for pixels, batch in images.views(order, epoch):
-            yield pixels, _drawn(law, batch.indices, config.loop.seed, epoch, number(config.coalitions))
-
+    config = resolve_auto(config, surrogate, len(images))
     with kept_or_temporary(folder) as place:
-        task = Task(step, surrogate, batches, len(images), lambda: surrogate_scores(step, unseen, config))
+        task = surrogate_task(surrogate, copy.deepcopy(classifier).eval(), images, unseen, config)
         train(task, config.loop, place, resume=resume, console=console)
     return surrogate
 
 
-def _fit_classifier(
-    model: MaskedModel,
-    data: Any,
-    val: Any,
-    law: CoalitionLaw,
-    folder: str | Path | None,
-    config: ClassifierTraining,
-    resume: bool,
-    console: Console | None,
-) -> MaskedModel:
-    if config.augmentation is not None and config.augmentation.paste:
-        raise ValueError("a classifier cannot learn from pasted images, whose label stays as it was: set paste to 0")
-    model = copy.deepcopy(model)
-    model.classifier_fingerprint = None  # whatever it was before, it becomes a net of its own
-    images = Images(model, data, config.augmentation, seed=config.loop.seed)
-    unseen = Images(model, val, None, seed=config.loop.seed)
-    for source in (images.source, unseen.source):
-        if isinstance(source, CachedPixels):
-            require_classes(source.labels, model)
-    config = suited(config, model, len(images))
-    weights = class_weights(config.class_weights, images.source, model)
-    whole = float(law.size_probabilities[-1]) == 1
-    step = ClassifierStep(model, weights)
+def surrogate_task(
+    surrogate: MaskedModel, classifier: MaskedModel, images: Images, unseen: Images, config: SurrogateTraining
+) -> Task:
+    """Return the task of training ``surrogate`` itself."""
+    step, law = SurrogateStep(surrogate, classifier), uniform_size(surrogate.num_players)
 
-    def batches(order: Iterable[Tensor], epoch: int) -> Iterator[tuple[Tensor, ...]]:
+    def batches(order: Iterable[Tensor], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         for pixels, batch in images.views(order, epoch):
-            if not isinstance(images.source, CachedPixels):
-                require_classes(batch.labels, model)
-            if whole:
-                yield pixels, batch.labels
-            else:
-                some = _drawn(law, batch.indices, config.loop.seed, epoch, config.coalitions)
-                yield pixels, batch.labels, some
+            yield pixels, _draw(law, batch.indices, config.loop.seed, epoch, number(config.coalitions))
 
-    def validate() -> dict[str, float]:
-        return classifier_scores(step, unseen, config, masked=not whole)
-
-    select = "loss" if model.output == "identity" else config.select
-    with kept_or_temporary(folder) as place:
-        task = Task(step, model, batches, len(images), validate, select=select, higher_is_better=select != "loss")
-        train(task, config.loop, place, resume=resume, console=console)
-    return model
+    return Task(step, surrogate, batches, len(images), lambda: surrogate_scores(step, unseen, config))
 
 
 def classifier_scores(
     step: ClassifierStep, images: Images, config: ClassifierTraining, *, masked: bool
 ) -> dict[str, float]:
-    """Metrics of a classifier on unseen images; ``masked``: on fixed random subsets of their patches."""
+    """Return the metrics of a classifier on unseen images; ``masked``: on fixed coalitions of their patches."""
     model, logits, labels = step.model, [], []
     law = uniform_size(model.num_players)
-    for pixels, batch in images.in_order(config.validation_batch):
+    for pixels, batch in images.in_order(config.validation_batch_size):
         if not masked:
             logits.append(model.logits(pixels).float())
             labels.append(batch.labels)
             continue
-        fixed = _drawn(law, batch.indices, config.loop.seed, 0, config.validation_coalitions, VALIDATION)
+        fixed = _draw(law, batch.indices, config.loop.seed, 0, config.validation_coalitions, VALIDATION)
         logits.append(model.logits(pixels, fixed).float().flatten(0, 1))
         labels.append(batch.labels.repeat_interleave(config.validation_coalitions, 0))
     if not isinstance(images.source, CachedPixels):
         require_classes(torch.cat(labels), model)
-    return scores(torch.cat(logits), torch.cat(labels), model.output, step.class_weights)
+    return classification_metrics(torch.cat(logits), torch.cat(labels), model.output, step.class_weights)
 
 
 def surrogate_scores(step: SurrogateStep, images: Images, config: SurrogateTraining) -> dict[str, float]:
-    """Loss of a surrogate on fixed random subsets of the patches of unseen images."""
+    """Return the loss of a surrogate on fixed coalitions of the patches of unseen images."""
     law, total, count = uniform_size(step.surrogate.num_players), 0.0, 0
-    for pixels, batch in images.in_order(config.validation_batch):
-        fixed = _drawn(law, batch.indices, config.loop.seed, 0, config.validation_coalitions, VALIDATION)
+    for pixels, batch in images.in_order(config.validation_batch_size):
+        fixed = _draw(law, batch.indices, config.loop.seed, 0, config.validation_coalitions, VALIDATION)
         total += float(step(pixels, fixed)) * len(pixels)
         count += len(pixels)
     return {"loss": total / count}
 
 
 class ClassifierStep(nn.Module):
-    """Returns the loss of a batch, of whole images or of coalitions."""
+    """Returns the loss of a batch of whole images or of coalitions."""
 
     def __init__(self, model: MaskedModel, class_weights: Tensor | None) -> None:
         super().__init__()
         self.model, self.class_weights = model, class_weights
 
     def forward(self, pixels: Tensor, labels: Tensor, coalitions: Tensor | None = None) -> Tensor:
-        logits = self.model.logits(pixels, coalitions, finite=False)  # [B, K] or [B, S, K]; seen when read
+        logits = self.model.logits(
+            pixels, coalitions, finite=False
+        )  # [B, K] or [B, S, K]; checked when the loss is read
         if coalitions is not None:
             labels = labels.repeat_interleave(logits.shape[1], 0)
             logits = logits.flatten(0, 1)
@@ -186,27 +201,27 @@ class ClassifierStep(nn.Module):
 
 
 class SurrogateStep(nn.Module):
-    """Returns how far the surrogate's answers about coalitions are from the classifier's about whole images."""
+    """Returns the divergence of the surrogate's predictions for coalitions from the classifier's for whole images."""
 
     def __init__(self, surrogate: MaskedModel, classifier: MaskedModel) -> None:
         super().__init__()
         self.surrogate = surrogate
-        self._classifier = [classifier]  # in a list: it is asked, not trained
+        self._classifier = [classifier]  # in a list, so that it is not registered as a trainable submodule
 
     def forward(self, pixels: Tensor, coalitions: Tensor) -> Tensor:
         with torch.no_grad():
-            wanted = self._classifier[0].logits(pixels, finite=False)  # seen when they were read
-        answers = self.surrogate.logits(pixels, coalitions, finite=False)
-        return surrogate_loss(wanted, answers, self.surrogate.output)
+            target = self._classifier[0].logits(pixels, finite=False)
+        predicted = self.surrogate.logits(pixels, coalitions, finite=False)
+        return surrogate_loss(target, predicted, self.surrogate.output)
 
 
-def _drawn(law: CoalitionLaw, indices: Tensor, seed: int, epoch: int, n: int, purpose: str = "coalitions") -> Tensor:
+def _draw(law: CoalitionLaw, indices: Tensor, seed: int, epoch: int, n: int, purpose: str = "coalitions") -> Tensor:
     return sample_coalitions(law, indices, seed=seed, epoch=epoch, n=n, purpose=purpose)
 
 
 @contextmanager
 def kept_or_temporary(folder: str | Path | None) -> Iterator[Path]:
-    """The folder, or one that is gone afterwards."""
+    """Yield the folder, or a temporary one for None."""
     if folder is not None:
         yield Path(folder)
         return

@@ -1,7 +1,6 @@
-"""Several processes that train together (``accelerate launch``): what they have to agree on; and random numbers, which a
-training seeds and gives back.
+"""Distributed training (``accelerate launch``): communication between processes, and the random state of each.
 
-What one process reads goes to the others as bytes: tensors as they are, everything else as JSON. Nothing is pickled.
+Data that one process reads is broadcast as bytes: tensors in their own format, everything else as JSON. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -21,29 +20,29 @@ from torch import Tensor
 from vitshap.data.pixels import free_bytes
 
 _ERRORS: tuple[type[Exception], ...] = (ValueError, OSError, RuntimeError)
-"""What an error of the main process becomes in the others: the first of these that it is."""
+"""Types that an error of the main process may have on the other processes: the first that matches."""
 
 
 def join(device: torch.device) -> None:
-    """Meet the others, if a launcher started several; they are alone before that."""
+    """Join the process group, if a launcher started several processes."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and count() == 1:
         PartialState(cpu=device.type == "cpu")
-        atexit.register(_leave)  # a process that ends while a thread of its group is running is aborted
+        atexit.register(_leave)  # otherwise a process that ends while a thread of its group runs is aborted
 
 
 def count() -> int:
-    """How many there are."""
+    """Return the number of processes."""
     together = distributed.is_available() and distributed.is_initialized()
     return distributed.get_world_size() if together else 1
 
 
 def rank() -> int:
-    """The number of this one; 0 is the main process."""
+    """Return the number of this process; 0 is the main process."""
     return distributed.get_rank() if count() > 1 else 0
 
 
 def mean(number: Tensor) -> Tensor:
-    """Of a tensor's values in all processes, in all of them."""
+    """Return the mean over all processes, on every process."""
     if count() == 1:
         return number
     total = number.clone()
@@ -52,44 +51,46 @@ def mean(number: Tensor) -> Tensor:
 
 
 def from_main(read: Callable[[], Any], /) -> Any:
-    """What ``read`` returns (plain values, as JSON has them) or raises in the main process, in all of them: what it wrote
-    may be on its disk alone."""
+    """Run `read` on the main process; return or raise its result on every process.
+
+    The result must be JSON: files that the main process wrote may be on its disk only.
+    """
     return tensors_from_main(lambda: ({}, read()))[1]
 
 
 def tensors_from_main(read: Callable[[], tuple[dict[str, Tensor], Any]], /) -> tuple[dict[str, Tensor], Any]:
-    """The same of named tensors, which come to the CPU, and plain values."""
+    """Do the same with named tensors, returned on the CPU, and a JSON value."""
     if count() == 1:
         return read()
     tensors: dict[str, Tensor] = {}
-    told: dict[str, Any] = {}
+    message: dict[str, Any] = {}
     failed: Exception | None = None
     if rank() == 0:
         try:
-            tensors, told["found"] = read()
-            told["tensors"] = [
+            tensors, message["found"] = read()
+            message["tensors"] = [
                 (name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()
             ]
-        except Exception as error:  # the others would wait for ever
-            failed, told = error, {"error": str(error), "kind": _kind(error)}
-    told = json.loads(_sent(json.dumps(told).encode()))
-    if "error" in told:
+        except Exception as error:  # otherwise the other processes would wait for ever
+            failed, message = error, {"error": str(error), "kind": _kind(error)}
+    message = json.loads(_broadcast(json.dumps(message).encode()))
+    if "error" in message:
         _wait()
-        raise failed or _ERRORS[told["kind"]](told["error"])
+        raise failed or _ERRORS[message["kind"]](message["error"])
     found = {}
-    for name, dtype, shape in told["tensors"]:
+    for name, dtype, shape in message["tensors"]:
         mine = (
             tensors[name].detach().cpu().contiguous()
             if rank() == 0
             else torch.empty(shape, dtype=getattr(torch, dtype))
         )
-        found[name] = _sent_tensor(mine)
+        found[name] = _broadcast_tensor(mine)
     _wait()
-    return found, told["found"]
+    return found, message["found"]
 
 
 def memory_limit(device: torch.device) -> int:
-    """Half of the memory that is free, in bytes, where least of it is: all processes keep the same things or none does."""
+    """Return half of the free memory in bytes, the least of all processes: either all of them cache something or none."""
     limit = free_bytes(device) // 2
     if count() == 1:
         return limit
@@ -100,8 +101,7 @@ def memory_limit(device: torch.device) -> int:
 
 @contextmanager
 def kept_random_state(device: torch.device | None = None) -> Iterator[None]:
-    """Whatever is seeded and drawn within, the caller's random numbers (CPU, and ``device`` or any GPU in use) go on as if
-    nothing had been."""
+    """Restore the caller's global random state afterwards (CPU, and ``device`` or any GPU in use)."""
     if device is not None and device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]
     used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
@@ -111,7 +111,7 @@ def kept_random_state(device: torch.device | None = None) -> Iterator[None]:
 
 
 def seed_device(seed: int, device: torch.device) -> None:
-    """Seed the CPU's generator and that of ``device``; ``torch.manual_seed`` would seed every GPU, used or not."""
+    """Seed the generators of the CPU and of ``device``; ``torch.manual_seed`` would seed every GPU, used or not."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         with torch.cuda.device(device):
@@ -127,8 +127,8 @@ def _kind(error: Exception) -> int:
     return next((i for i, kind in enumerate(_ERRORS) if isinstance(error, kind)), len(_ERRORS) - 1)
 
 
-def _sent(message: bytes) -> bytes:
-    """The main process's bytes, in all."""
+def _broadcast(message: bytes) -> bytes:
+    """Return the main process's bytes on every process."""
     device = PartialState().device
     length = torch.tensor([len(message)], device=device)
     distributed.broadcast(length, 0)
@@ -139,8 +139,8 @@ def _sent(message: bytes) -> bytes:
     return bytes(data.cpu().numpy())
 
 
-def _sent_tensor(tensor: Tensor) -> Tensor:
-    """The main process's tensor, on the CPU, in all: as bytes, which every backend can send."""
+def _broadcast_tensor(tensor: Tensor) -> Tensor:
+    """Return the main process's tensor on every process, on the CPU; sent as bytes, which every backend supports."""
     data = tensor.reshape(-1).view(torch.uint8).to(PartialState().device)
     if len(data):
         distributed.broadcast(data, 0)
@@ -148,5 +148,5 @@ def _sent_tensor(tensor: Tensor) -> Tensor:
 
 
 def _wait() -> None:
-    """A process that ends while it is sending is aborted."""
+    """Wait for all processes: one that ends while it is sending is aborted."""
     PartialState().wait_for_everyone()

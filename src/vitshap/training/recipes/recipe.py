@@ -1,0 +1,210 @@
+"""Recipes: data, model and the three trainings in one typed dataclass that is read from YAML.
+
+Shipped recipes are files in ``vitshap/recipes``; your own is given by its path.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from vitshap.errors import did_you_mean
+from vitshap.training.configs import Auto, ClassifierTraining, ExplainerTraining, SurrogateTraining, check
+from vitshap.training.recipes.settings import SettingsError, describe, from_plain, read_yaml, set_keys
+
+STAGES = ("classifier", "surrogate", "explainer")
+"""The trainings of a run, in order."""
+Size = Literal["tiny", "small", "base", "large"]
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Where the images are."""
+
+    source: str | None = None
+    """"digits" (embedded), a folder, an archive or a folder of archives; null: it is given with --data."""
+    layout: str = "auto"
+    """How the folder is laid out: auto, folder (a folder per class), imagenette, pets, mura or chest."""
+    channels: int = 3
+    """1 reads images as grey, 3 as red, green and blue (grey ones too). Digits have 1."""
+    seed: int = 0
+    """Which images are set aside for validation and test, where the data set does not say."""
+    split: Literal["own", "authors"] = "own"
+    """own: the data set's parts, and the missing ones by the seed; authors: the images and the order of classes of the
+    paper's authors, for ImageNette, Pets and MURA."""
+    groups: str | None = None
+    """What must stay together in one part, such as the images of one patient: a regular expression whose group, in
+    parentheses, is searched for in the image's path, or a .csv file of (file, group)."""
+    cache: str | None = None
+    """Folder where archives are unpacked; null: next to them."""
+    unpack_limit: float | None = None
+    """GiB that an archive may be unpacked to; null: 20 times its size, at most 256."""
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The net that is explained; its classes and channels are those of the data."""
+
+    name: str = "vit"
+    """A timm name, a transformers hub id or local folder, or "vit": transformers' plain ViT of the sizes below."""
+    library: Literal["auto", "transformers", "timm"] = "auto"
+    """Whose name it is; auto: transformers for folders and for names with a slash, else timm. "vit" is always ours."""
+    pretrained: bool = True
+    """Start from the library's pre-trained weights; "vit" has none."""
+    tag: str | None = None
+    """Which of timm's pre-trained weights a name without a tag stands for, as in vit_tiny_patch16_224.TAG; null: timm's
+    first."""
+    fresh_head: Literal["library", "torch"] = "library"
+    """How the head of a timm net is drawn for new classes: as timm draws it, or as PyTorch draws a linear layer."""
+    weights: str | None = None
+    """Safetensors file with the weights of a timm net; a head of another size is replaced."""
+    head_rows: tuple[int, ...] | None = None
+    """Rows of the pre-trained head of a timm net that are the data's classes, in their order: these are kept."""
+    as_transformers: bool = False
+    """Turn timm's net into the equal net of transformers, so that what is trained loads without timm."""
+    output: Literal["auto", "softmax", "sigmoid", "identity"] = "auto"
+    """What turns logits into values; auto: softmax, or sigmoid for one logit."""
+    removal: Literal["attention", "softmax", "pixels", "embeddings"] = "attention"
+    """How patches are withheld, from the surrogate in training too: see wrap."""
+    crop: float | None = None
+    """Share of the image's side that the net sees; null: what the model says; 1: all of it."""
+    resize: int | None = None
+    """Side in pixels that images are resized to before the net's part is cut; null: what the model says."""
+    squash: bool | None = None
+    """Resize to a square whatever the aspect ratio is; null: what the model says."""
+    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] | None = None
+    """How images are resized; null: what the model says."""
+    mean: tuple[float, ...] | None = None
+    """What is subtracted from pixels in 0..1, one number per channel; null: what the model says."""
+    std: tuple[float, ...] | None = None
+    """What they are divided by after that; null: what the model says."""
+    seed: int = 0
+    """Of weights that are drawn: those of a fresh head, or of a net that is not pre-trained."""
+    image_size: int | None = None
+    """Side of the images in pixels; null: what the net, or the image processor stored with it, says; 224 for "vit"."""
+    size: Size = "tiny"
+    """Width, layers and heads of "vit", unless they are given."""
+    patch_size: int = 16
+    """Side of a patch of "vit", in pixels."""
+    hidden_size: int | None = None
+    """Width of "vit"; null: by its size."""
+    layers: int | None = None
+    """Blocks of "vit"; null: by its size."""
+    heads: int | None = None
+    """Attention heads of "vit"; null: by its size."""
+    mlp_size: int | None = None
+    """Width inside the MLPs of "vit"; null: four times its own."""
+
+    def __post_init__(self) -> None:
+        sizes = ("image_size", "resize", "patch_size", "hidden_size", "layers", "heads", "mlp_size")
+        check(self, sizes, lambda size: size >= 1, "at least 1")
+        check(self, ("mean", "std"), lambda given: len(given) in (1, 3), "1 or 3 numbers, one per channel")
+        check(self, ("std",), lambda given: min(given) > 0, "positive")
+        if self.crop is not None and self.resize is not None:
+            raise ValueError("crop and resize both say how much of the image the net sees: give one of them")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All settings of a run, from images to an explainer."""
+
+    description: str = ""
+    """What this recipe does, in one sentence."""
+    resources: str = ""
+    """Time and GPU memory that the recipe needs as it is, measured or projected."""
+    data: DataSettings = field(default_factory=DataSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    masked: bool = False
+    """Train the classifier with masked patches, so that it is its own surrogate and no other is trained."""
+    classifier: ClassifierTraining | None = field(default_factory=ClassifierTraining)
+    """Fine-tuning of the model; null: explain it as it is, with its own classes."""
+    surrogate: SurrogateTraining | None = field(default_factory=SurrogateTraining)
+    """Fine-tuning of a copy that predicts with patches withheld; null: the classifier is its own surrogate."""
+    explainer: ExplainerTraining = field(default_factory=ExplainerTraining)
+    half: bool = False
+    """Store the weights of the bundle in float16."""
+
+    def __post_init__(self) -> None:
+        if self.masked and self.classifier is None:
+            raise SettingsError("masked: true trains the classifier, but classifier is null")
+        if self.model.output == "identity" and self.classifier is not None:
+            raise SettingsError(
+                "model.output identity is regression, which class folders cannot be used for: set classifier to null to "
+                "explain the model as it is, or use vitshap.training from Python"
+            )
+        for path, count in self._counts():
+            if count != "auto" and count < 1:
+                raise SettingsError(f"{path} must be at least 1, got {count}")
+        for key in ("coalitions", "validation_coalitions"):
+            if (n := getattr(self.explainer, key)) % 2:
+                raise SettingsError(f"explainer.{key} must be even (coalitions come in complementary pairs), got {n}")
+
+    def _counts(self) -> Iterator[tuple[str, int | Auto]]:
+        """Yield the numbers that must be at least one."""
+        for name in STAGES:
+            for key in ("coalitions", "validation_coalitions", "validation_batch_size"):
+                if hasattr(training := getattr(self, name), key):
+                    yield f"{name}.{key}", getattr(training, key)
+        for key in ("views", "coalitions"):
+            yield f"explainer.values.{key}", getattr(self.explainer.values, key)
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the shipped recipes."""
+    files = (resources.files("vitshap") / "recipes").iterdir()
+    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+
+
+def load_recipe(
+    name: str | Path, *, data: str | None = None, model: str | None = None, settings: Sequence[str] = ()
+) -> Recipe:
+    """Load a shipped recipe by name or your own by path, with the changes of ``--data``, ``--model`` and ``--set``."""
+    recipe = from_plain(Recipe(), read_yaml(_text(name), str(name)) or {})
+    changes: dict[str, Any] = {}
+    if data is not None:
+        changes["data"] = {"source": data}
+    if model is not None:  # its library follows from the name, whatever the recipe's own model was
+        changes["model"] = {"name": model, "library": "auto"}
+    return set_keys(from_plain(recipe, changes), settings)
+
+
+def _text(name: str | Path) -> str:
+    known = recipe_names()
+    if str(name) in known:
+        return (resources.files("vitshap") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+    path = Path(os.path.expanduser(name))
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        if not path.is_file():
+            raise SettingsError(f"there is no recipe file {path}")
+        return path.read_text(encoding="utf-8")
+    if not str(name):
+        raise SettingsError(f"give the name of a recipe or the path of a YAML file; known: {', '.join(known)}")
+    raise SettingsError(f"there is no recipe or YAML file {str(name)!r}{did_you_mean(str(name), known)}")
+
+
+def print_recipes(console: Console) -> None:
+    """Print names, descriptions, time and memory of the shipped recipes."""
+    table = Table(box=None, show_header=False)
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        table.add_row(name, Group(Text(recipe.description), Text(recipe.resources, "dim")))
+    console.print(table)
+
+
+def print_keys(recipe: Recipe, console: Console) -> None:
+    """Print all settings with their values and their help."""
+    console.print("Set with --set KEY=VALUE:", highlight=False)
+    table = Table(box=None, show_header=False)
+    table.add_column(no_wrap=True)
+    for key in describe(recipe):
+        takes = "" if key.takes == "a group of keys" else f"({key.takes})"
+        table.add_row(f"[bold]{key.path}[/]", Group(Text(key.value), Text(f"{key.help} {takes}".strip(), "dim")))
+    console.print(table)

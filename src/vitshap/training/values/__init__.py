@@ -1,0 +1,1 @@
+"""Coalition values that an explainer is trained from: their choice, evaluation and storage, and labels of low noise."""
