@@ -17,7 +17,7 @@ import numpy as np
 from vitshap.plots.colours import DEFAULT, UNIT_LABELS, Look, as_map, common_limit, magnitude, symmetric_limit
 from vitshap.plots.figures import (
     BAR_HEIGHT,
-    BAR_ROOM,
+    BAR_WIDTH,
     MARGIN,
     Sheet,
     cells,
@@ -63,9 +63,9 @@ def heatmap(
     shown = frame(picture, heat)
     width, heights = cells([shown.aspect], 1, lowest=BAR_HEIGHT)
     title = fitted(title, width)
-    note = fitted(uncertain_note([heat], [stderr]), width + BAR_ROOM - MARGIN, size=NOTE)
+    note = fitted(uncertain_note([heat], [stderr]), width + BAR_WIDTH - MARGIN, size=NOTE)
     bottom = MARGIN + height_of(note, NOTE)
-    sheet = Sheet(width, heights, 1, [height_of(title, TITLE)], right=BAR_ROOM, bottom=bottom)
+    sheet = Sheet(width, heights, 1, [height_of(title, TITLE)], right=BAR_WIDTH, bottom=bottom)
     figure = sheet.figure()
     write_note(figure, note)
     axes = sheet.panel(figure, 0, 0, shown.aspect)
@@ -110,7 +110,7 @@ def class_row(
     errors = [None] * len(maps) if stderrs is None else list(stderrs)
     note = fitted(uncertain_note(maps, errors), across * width, size=NOTE)
     bottom = MARGIN + height_of(note, NOTE)
-    sheet = Sheet(width, heights, first + across, above, right=BAR_ROOM, top=MARGIN + heading, bottom=bottom)
+    sheet = Sheet(width, heights, first + across, above, right=BAR_WIDTH, top=MARGIN + heading, bottom=bottom)
     figure = sheet.figure()
     write_note(figure, note)
     if first:
@@ -182,7 +182,7 @@ def method_grid(
         above=[max(height_of(head, TITLE) for head in heads), *[0.0] * (len(rows) - 1)],
         below=height_of("one line", NOTE) if scale == "panel" else 0.0,
         left=MARGIN + (written + 0.1 if written else 0.0),
-        right=BAR_ROOM if scale == "row" else MARGIN,
+        right=BAR_WIDTH if scale == "row" else MARGIN,
         top=MARGIN + height_of(title, TITLE),
         bottom=MARGIN + KEY_ROOM + height_of(words, NOTE) if scale == "panel" else MARGIN,
     )
