@@ -189,7 +189,7 @@ def colours_png(
     limit: float | None = None,
     least_side: int = 112,
 ) -> Image.Image:
-    """Return only the colours of the map, RGBA, each cell a square of some pixels, for a page that lays them over a photo."""
+    """Return the colours of the map, RGBA, each cell a square of some pixels; a page lays them over a photo."""
     heat = as_map(heat)
     limit = symmetric_limit(heat) if limit is None else limit
     times = -(-least_side // min(heat.shape))
