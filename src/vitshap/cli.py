@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import signal
+import sys
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
+from vitshap.errors import leave
 from vitshap.explaining import command as explaining
 
 T = TypeVar("T")
@@ -157,6 +159,7 @@ def main() -> None:
     try:
         app()
     except SystemExit as end:
-        if stopped and end.code:
-            raise SystemExit(128 + signal.SIGTERM) from end
-        raise
+        code = 128 + signal.SIGTERM if stopped and end.code else end.code
+        if sys.argv[1:2] == ["explain"] and (code is None or isinstance(code, int)):
+            leave(code or 0)  # its files are complete: the libraries' own clean-up takes more than a second
+        raise SystemExit(code) from end

@@ -7,6 +7,7 @@ program that read the results has stopped reading.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -85,6 +86,7 @@ class Options:
 def run(options: Options) -> int:
     """Explain photos; return the exit code."""
     printer = Terminal(results_on_stdout=options.json != "-")
+    gc.disable()  # until the first image is done: libraries are imported faster
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # becomes a note about the image
         warnings.filterwarnings("ignore", r"\d+ players: Shapley values")  # was printed when the model was loaded
@@ -102,6 +104,8 @@ def run(options: Options) -> int:
         except (ValueError, OSError) as error:
             printer.print_error(f"error: {' '.join(str(error).split())}")
             return 2
+        finally:
+            gc.enable()
 
 
 @dataclass
@@ -194,6 +198,7 @@ class _Run:
             self.low_confidence += bool(entry.warnings)
             show = self.printer.print
         show(*terminal.entry_lines(entry, source, k=self.options.patches))
+        gc.enable()
 
     def _end(self) -> int:
         options, printer = self.options, self.printer
