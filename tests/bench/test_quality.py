@@ -54,7 +54,7 @@ def test_exact_values_agree_and_an_untrained_explainer_does_not(explainer: Expla
 
 def test_a_truth_by_a_half_precision_copy_is_found_by_the_net_itself(explainer: Explainer, tmp_path: Path) -> None:
     gpu = Evaluator(explainer.surrogate)
-    gpu._take(torch.float16)  # what a GPU evaluates with
+    gpu._convert(torch.float16)  # what a GPU evaluates with
     half = quality.judge_by(tmp_path, gpu, load_digits().test, count=2, budget=300)
     cpu = quality.judge_by(tmp_path, Evaluator(explainer.surrogate), load_digits().test, count=2, budget=300)
     assert torch.equal(half.truth.values, cpu.truth.values)

@@ -120,7 +120,7 @@ def test_every_key_has_help() -> None:
 
 def test_an_unknown_recipe_names_the_nearest() -> None:
     with pytest.raises(
-        SettingsError, match="no recipe or YAML file 'paper-imagenete'; did you mean .paper-imagenette."
+        SettingsError, match=r"no recipe or YAML file 'paper-imagenete'; did you mean .paper-imagenette."
     ):
         load_recipe("paper-imagenete")
     with pytest.raises(SettingsError, match="there is no recipe file"):

@@ -53,10 +53,10 @@ def test_a_folder_of_images_becomes_an_explainer(images: Path, tmp_path: Path) -
     assert code == 0, said
     for line in (
         "timing a few steps",
-        "in all about ",
+        "in total about ",
         "training the surrogate",
         "classifier on ",
-        "every patch the same",
+        "equal values for all patches",
     ):
         assert line in said
     assert {path.name for path in out.iterdir()} == {*STAGES, "bundle", "images.json", "recipe.yaml", "summary.json"}

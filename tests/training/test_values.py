@@ -241,7 +241,7 @@ def test_memory_does_not_decide_what_is_seen_where_an_image_cannot_be_read(model
 def test_oversampling_by_confidence_needs_softmax() -> None:
     net = ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, num_channels=1, hidden_size=16))
     config = ExplainerTraining(values=ValuesConfig(low_confidence_oversampling=2))
-    with pytest.raises(ValueError, match="needs output .softmax., not .sigmoid."):
+    with pytest.raises(ValueError, match=r"needs output .softmax., not .sigmoid."):
         training_images(wrap(net, output="sigmoid"), load_digits().train, config)
     with pytest.raises(ValueError, match="at least 1"):
         ValuesConfig(low_confidence_oversampling=0)
