@@ -12,16 +12,16 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.explaining import chromium
 from tests.explaining import made as small
-from tests.report import chromium
 from vitshap import Explanation, demo
 from vitshap.cli import app
 from vitshap.data import load_digits
-from vitshap.demo import command, photos
-from vitshap.demo.compare import Comparison, Enumerated, compare, line_of, theorem_lines
+from vitshap.demo import command
+from vitshap.demo.digits import Comparison, EnumeratedGame, compare, theorem_lines
 from vitshap.estimators.exact import exact
 from vitshap.explainers import Explainer, bundle
-from vitshap.methods import methods
+from vitshap.methods import list_methods
 from vitshap.metrics import ErrorBound
 from vitshap.training.recipes import load_recipe
 
@@ -51,18 +51,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Comparison, st
 
 def test_it_compares_every_method_with_exact_values(made: tuple[Path, Comparison, str]) -> None:
     out, found, said = made
-    names = [line.method for line in found.lines]
+    names = found.table.values("method")
     assert names[:2] == ["exact", "explainer"]
-    for name in methods():
+    for name in list_methods():
         assert any(line.startswith(name) for line in names), name
-    exactly, learned = found.lines[:2]
-    assert (exactly.own, exactly.lowest, exactly.others) == pytest.approx((1, 1, 1))
-    assert all(line.lowest <= line.own for line in found.lines)
-    assert exactly.evaluations == 2**16
-    assert learned.evaluations == 1
-    assert {line.evaluations for line in found.lines if line.method == "kernelshap, 64"} == {64}
+    rows = [{key: cell.value for key, cell in row.items()} for row in found.table.rows]
+    exactly, learned = rows[:2]
+    assert (exactly["true_class"], exactly["lowest"], exactly["other_classes"]) == pytest.approx((1, 1, 1))
+    assert all(row["lowest"] <= row["true_class"] for row in rows)
+    assert exactly["evaluations"] == 2**16
+    assert learned["evaluations"] == 1
+    assert {row["evaluations"] for row in rows if row["method"] == "kernelshap, 64"} == {64}
     numbers = json.loads((out / "numbers.json").read_text())
-    assert [line["method"] for line in numbers["methods"]] == names
+    assert [row["method"] for row in numbers["tables"][0]["rows"]] == names
     assert all(name in said for name in names)
 
 
@@ -102,24 +103,24 @@ def test_pictures_and_report_are_where_it_says(made: tuple[Path, Comparison, str
 
 def test_without_a_shipped_explainer_it_says_so_and_goes_on(made: tuple[Path, Comparison, str]) -> None:
     out, _, said = made
-    assert photos.NONE_SHIPPED in said
-    assert photos.NONE_SHIPPED in (out / "report.html").read_text()
+    assert command.NONE_SHIPPED in said
+    assert command.NONE_SHIPPED in (out / "report.html").read_text()
     assert not (out / "photos").exists()
 
 
 def test_with_a_shipped_explainer_both_photos_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = small.bundle(tmp_path / "bundle")
     monkeypatch.setattr(bundle, "shipped", lambda: [str(folder)])
-    found = photos.explain_samples(tmp_path / "photos", QUIET)
-    assert [entry.name for entry in found.entries] == list(photos.NAMES)
-    assert found.summary is not None
-    assert len(list((tmp_path / "photos").glob("china-*.png"))) == photos.CLASSES
+    found = command.explain_samples(tmp_path / "photos", QUIET)
+    assert [entry.name for entry in found.entries] == list(command.SAMPLES)
+    assert found.summary.warnings == ()
+    assert len(list((tmp_path / "photos").glob("china-*.png"))) == 5
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     monkeypatch.setattr(bundle, "shipped", lambda: [str(damaged)])
-    found = photos.explain_samples(tmp_path / "none", QUIET)
-    assert found.summary is None
-    assert "cannot be used" in found.said
+    found = command.explain_samples(tmp_path / "none", QUIET)
+    assert found.entries == []
+    assert "cannot be used" in found.summary.warnings[0]
 
 
 def test_it_can_be_repeated_and_spares_what_others_made(made: tuple[Path, Comparison, str], tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_it_can_be_repeated_and_spares_what_others_made(made: tuple[Path, Compar
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
     assert result.exit_code == 2
     assert re.fullmatch(
-        r"error: .*training is there and no demo made it: name another folder with --out\n", result.stderr
+        r"error: .*training exists and no demo made it: name another folder with --out\n", result.stderr
     )
     assert (tmp_path / "training" / "precious.txt").is_file()
     (tmp_path / "file").write_text("")
@@ -158,7 +159,7 @@ def test_the_report_in_a_browser(made: tuple[Path, Comparison, str], tmp_path: P
 def test_a_table_answers_as_the_game_does() -> None:
     model = small.model()
     pixels = torch.randn(2, 3, 32, 32)
-    game, table = model.game(pixels), Enumerated(model.game(pixels), QUIET)
+    game, table = model.game(pixels), EnumeratedGame(model.game(pixels), QUIET)
     asked = torch.rand(2, 5, model.num_players) < 0.5
     torch.testing.assert_close(table(asked), game(asked), rtol=0, atol=1e-5)
     assert table.evaluations == 5
@@ -173,9 +174,8 @@ def test_the_shipped_recipe_learns_the_exact_values(tmp_path: Path) -> None:
     test = load_digits().test
     assert isinstance(test.images, torch.Tensor)
     many = compare(explainer, test.images[:24], test.labels[:24], QUIET, budgets=(64,))
-    learned = line_of("explainer", many.explanations["explainer"], many.explanations["exact"], many.labels)
-    print(f"24 digits: {learned}, {theorem_lines(many.theorem)}")
-    assert learned.own >= 0.95
-    assert learned.others >= 0.88
+    print(f"24 digits: {many.table.line(1)}, {theorem_lines(many.theorem)}")
+    assert many.table.values("true_class")[1] >= 0.95
+    assert many.table.values("other_classes")[1] >= 0.88
     assert many.theorem.holds
     assert many.theorem.error <= many.theorem.bound * 1.00001

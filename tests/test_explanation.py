@@ -73,34 +73,31 @@ def assert_equal(one: Explanation, other: Explanation) -> None:
     ("changes", "message"),
     [
         ({"values": torch.zeros(2, 6)}, "values must be"),
-        ({"values": torch.zeros(2, 6, 3, dtype=torch.float64)}, "values must be torch.float32"),
-        ({"values": [1.0]}, "values must be a tensor, got list"),
+        ({"values": torch.zeros(2, 6, 3, dtype=torch.float64)}, "values must be finite torch.float32"),
+        ({"values": [1.0]}, "values must be.*; got list"),
         ({"values": torch.zeros(2, 6, 3, requires_grad=True)}, "detached"),
-        ({"values": torch.zeros(0, 6, 3), "classes": torch.zeros(0, 3).long()}, "must be|at least one"),
+        ({"values": torch.zeros(0, 6, 3), "classes": torch.zeros(0, 3).long()}, "must be.*not empty"),
         ({"values": torch.full((2, 6, 3), torch.nan)}, "not finite"),
-        ({"classes": torch.zeros(2, 2).long()}, r"classes must be \[B, T\] with B = 2, T = 3, got \[2, 2\]"),
+        (
+            {"classes": torch.zeros(2, 2).long()},
+            r"classes must be .* \[B, T\].* T = 3; got torch.int64 \[2, 2\]",
+        ),
         ({"classes": torch.zeros(2, 3)}, "classes must be torch.int64"),
         ({"classes": torch.full((2, 3), 4)}, "0 to 3"),
         ({"prediction": torch.zeros(3, 4)}, "prediction must be"),
         ({"base_values": None}, "base_values"),
         ({"full_values": torch.zeros(2, 3)}, "miss full - base"),
-        ({"additive": 1}, "additive must be bool"),
-        ({"additive": False, "base_values": torch.zeros(2, 3)}, "base_values is given exactly when additive"),
+        ({"additive": False, "base_values": torch.zeros(2, 3)}, "given exactly when additive"),
         ({"unit": "percent"}, "unit is one of probability, logit, output, score; got 'percent'"),
         ({"prediction_by": "explainer"}, "prediction_by is one of"),
         ({"stderr": torch.zeros(2, 6, 2)}, "stderr must be"),
         ({"player_mask": torch.ones(2, 5, dtype=torch.bool)}, "player_mask must be"),
-        ({"player_mask": torch.tensor([[False] + [True] * 5] * 2)}, "values must be 0"),
         ({"image_box": torch.zeros(2, 3)}, "image_box must be"),
         ({"players": torch.arange(6).view(2, 3).int()[None]}, "int64"),
         ({"players": torch.arange(6).view(2, 3)[None].repeat(3, 1, 1)}, "label map"),
         ({"players": torch.arange(7).view(1, 1, 7)}, "labels -1 to 5"),
-        ({"players": torch.zeros(1, 2, 3, dtype=torch.int64)}, "player 1 has no token in image 0"),
-        ({"class_names": ("cat",)}, "1 class names for 4 classes"),
-        ({"class_names": list(NAMES)}, "tuple of strings"),
-        ({"seconds": -1.0}, "seconds"),
-        ({"evaluations": 1.5}, "evaluations must be int"),
-        ({"class_specific": False}, "differ between classes"),
+        ({"players": torch.zeros(1, 2, 3, dtype=torch.int64)}, "no token of player 1 in image 0"),
+        ({"class_names": ("cat",)}, "class_names one for each; got .* and 1 names"),
     ],
 )
 def test_refuses_fields_that_do_not_fit(changes, message):
@@ -152,7 +149,7 @@ def test_a_class_that_was_not_explained_is_refused():
 @pytest.mark.parametrize(
     ("target", "error", "message"),
     [
-        ("dig", ValueError, 'no class is named "dig"; nearest: dog'),
+        ("dig", ValueError, 'no class is named "dig"; did you mean "dog"'),
         ("crane", ValueError, r"several classes, \[2, 3\]"),
         (4, ValueError, "classes are 0 to 3, got 4"),
         (-1, ValueError, "classes are 0 to 3, got -1"),
@@ -177,8 +174,6 @@ def test_top_lists_the_largest_values_with_their_places():
     ]
     assert all(type(axis) is int for best in ragged().top(2) for player in best for axis in player.position)
     assert [len(best) for best in ragged().top(9)] == [3, 2]  # players that an image lacks are not listed
-    with pytest.raises(ValueError, match="at least 1"):
-        ragged().top(0)
 
 
 def test_a_player_of_many_patches_is_where_most_of_it_is():
@@ -260,9 +255,9 @@ def test_indexing_takes_images_and_keeps_what_they_share():
     assert (one.method, one.seconds, one.evaluations) == ("made up", 0.1, 64)
     assert_equal(explanation[1:][0], explanation[1])
     assert [float(e.values[0, 0, 0]) for e in explanation] == explanation.values[:, 0, 0].tolist()
-    with pytest.raises(IndexError, match="image 3"):
+    with pytest.raises(IndexError, match="out of range"):
         explanation[3]
-    with pytest.raises(ValueError, match="at least one image"):
+    with pytest.raises(ValueError, match=r"values must be.*not empty"):
         explanation[3:]
 
 
@@ -299,7 +294,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     def disk_full(source, destination):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("vitshap.explanation.result.os.replace", disk_full)
+    monkeypatch.setattr("vitshap.files.os.replace", disk_full)
     with pytest.raises(OSError, match="no space"):
         ragged().save(path)
     assert_equal(Explanation.load(path), make())
@@ -311,7 +306,7 @@ def test_foreign_and_damaged_files_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError):
         Explanation.load(path)
     path.write_bytes(b"GIF89a, not a tensor in sight")
-    with pytest.raises(ValueError, match="not a safetensors file or is damaged"):
+    with pytest.raises(ValueError, match="damaged or holds no vitshap explanation"):
         Explanation.load(path)
     safetensors.torch.save_file({"values": torch.zeros(2)}, path)
     with pytest.raises(ValueError, match="holds no vitshap explanation"):
@@ -325,12 +320,12 @@ def test_foreign_and_damaged_files_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ("{", "header cannot be read"),
-        ("[]", "header cannot be read"),
+        ("{", "damaged or holds no"),
+        ("[]", "damaged or holds no"),
         (json.dumps({"version": 99, "fields": {}}), "format version 99; this vitshap reads 1"),
-        (json.dumps({"version": 1, "fields": {"method": "m"}}), "not hold a valid explanation.*missing"),
-        (json.dumps({"version": 1, "fields": {"colour": "red"}}), "not hold a valid explanation.*colour"),
-        (json.dumps({"version": 1, "fields": {"class_names": 3}}), "not hold a valid"),
+        (json.dumps({"version": 1, "fields": {"method": "m"}}), "holds no vitshap explanation.*missing"),
+        (json.dumps({"version": 1, "fields": {"colour": "red"}}), "holds no vitshap explanation.*colour"),
+        (json.dumps({"version": 1, "fields": {"class_names": 3}}), "holds no vitshap"),
     ],
 )
 def test_headers_that_do_not_fit_are_refused(tmp_path, header, message):

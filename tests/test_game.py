@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vitshap.analytic import AnalyticGame, additive, glove, majority, random_unanimity
 from vitshap.coalitions import all_coalitions, uniform_size
-from vitshap.game import Game
+from vitshap.game import NUMBERS_AT_ONCE, Game
 
 
 def _shapley_by_permutations(game: Game) -> torch.Tensor:
@@ -76,34 +76,18 @@ def test_streaming_gives_the_same_values_whatever_the_chunk() -> None:
 
 
 @pytest.mark.parametrize(
-    ("coalitions", "error", "says"),
+    ("coalitions", "says"),
     [
-        ([[True]], TypeError, "list"),
-        (torch.ones(2, 4), TypeError, "float32"),
-        (torch.ones(2, 5, dtype=torch.bool), ValueError, "4 players"),
-        (torch.ones(0, 4, dtype=torch.bool), ValueError, "no coalition"),
-        (torch.ones(3, 2, 4, dtype=torch.bool), ValueError, "3 inputs"),
-        (torch.ones(4, dtype=torch.bool), ValueError, r"\[B, S, d\]"),
-        (torch.ones(2, 4, dtype=torch.bool, device="meta"), ValueError, "meta"),
+        (torch.ones(2, 4), "must be a bool tensor over 4 players.*got torch.float32"),
+        (torch.ones(2, 5, dtype=torch.bool), "4 players.*got torch.bool \\[2, 5\\]"),
+        (torch.ones(0, 4, dtype=torch.bool), r"got torch.bool \[0, 4\]"),
+        (torch.ones(3, 2, 4, dtype=torch.bool), r"with B = 1, got \[3, 2, 4\]"),
+        (torch.ones(4, dtype=torch.bool), r"\[B, S, d\]"),
     ],
 )
-def test_bad_coalitions_are_named(coalitions, error, says: str) -> None:
-    with pytest.raises(error, match=says):
+def test_bad_coalitions_are_named(coalitions, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
         majority(4)(coalitions)
-
-
-@pytest.mark.parametrize(
-    ("targets", "error"),
-    [
-        (torch.tensor([[1.0]]), TypeError),
-        (torch.tensor([1]), ValueError),
-        (torch.tensor([[3]]), ValueError),
-        (torch.tensor([[-1]]), ValueError),
-    ],
-)
-def test_bad_targets_are_named(targets: torch.Tensor, error) -> None:
-    with pytest.raises(error, match="targets"):
-        random_unanimity(4, num_outputs=3)(uniform_size(4).sample(2), targets)
 
 
 @pytest.mark.parametrize(
@@ -113,3 +97,10 @@ def test_bad_targets_are_named(targets: torch.Tensor, error) -> None:
 def test_a_broken_game_is_named(value, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Game(value, num_players=4, num_outputs=1)(uniform_size(4).sample(3))
+
+
+def test_chunks_are_bounded_and_never_empty():
+    small = Game(lambda s: s.double(), num_players=4, num_outputs=4)
+    assert small.bounded_chunk * 8 <= NUMBERS_AT_ONCE
+    huge = Game(lambda s: s.double(), num_players=4, num_outputs=10**9)
+    assert huge.bounded_chunk == 1

@@ -1,7 +1,6 @@
 """The registry, reading targets, and what every method shares."""
 
 from dataclasses import dataclass
-from importlib import import_module
 
 import pytest
 import torch
@@ -15,16 +14,19 @@ from vitshap.game import Game
 from vitshap.methods import (
     Attribution,
     Method,
-    bounded_chunk,
+    SamplingMethod,
+    TokenMethod,
+    list_methods,
     method,
-    methods,
+    most_classes,
+    names_classes,
     register,
     resolve_target,
     take_classes,
+    target_from_words,
 )
+from vitshap.methods.registry import METHODS
 from vitshap.models import Prepared, Preprocess
-
-registry = import_module("vitshap.methods")  # the module: vitshap.methods is the function
 
 NAMES = ["cat", "dog", "crane", "heron"]
 PREDICTION = torch.tensor([[0.1, 0.7, 0.2, 0.0], [0.6, 0.1, 0.2, 0.1]])
@@ -48,18 +50,22 @@ class EqualShares(Method):
 @pytest.fixture
 def table(monkeypatch):
     """A registry of our own, so that other tests do not see what we register."""
-    monkeypatch.setattr(registry, "_TABLE", dict(registry._TABLE))
+    monkeypatch.setattr(METHODS, "table", dict(METHODS.table))
+
+
+FOR_MODELS = [name for name in list_methods() if name != "explainer"]
 
 
 def test_the_methods_of_this_part_are_there():
-    assert {"exact", "leave-one-out", "random"} <= set(methods())
+    assert {"exact", "leave-one-out", "random", "explainer"} <= set(list_methods())
 
 
 def test_every_listed_method_loads_and_explains():
     model = small_net(class_names=NAMES)
     images = random_images(model, 2)
-    for name in methods():
-        explanation = method(name, model)(images)
+    explainer = Explainer(model)
+    for name in list_methods():
+        explanation = method(name, explainer if name == "explainer" else model)(images)
         assert isinstance(explanation, Explanation)
         assert explanation.method == name
         assert explanation.values.shape == (2, 9, 4)
@@ -72,7 +78,7 @@ def test_unknown_names_and_options_name_the_nearest():
     with pytest.raises(ValueError, match='no method is named "leave-one"; did you mean "leave-one-out"'):
         method("leave-one", model)
     for far in ("zzz", "gradcam"):  # half of the letters of "gradcam" are those of "random"
-        with pytest.raises(ValueError, match=f'no method is named "{far}"; there are: {", ".join(methods())}$'):
+        with pytest.raises(ValueError, match=f'no method is named "{far}"; known: {", ".join(list_methods())}$'):
             method(far, model)
     with pytest.raises(ValueError, match='no method is named "perm"; did you mean "permutation"'):
         method("perm", model)
@@ -84,7 +90,7 @@ def test_unknown_names_and_options_name_the_nearest():
 
 def test_a_bare_net_is_to_be_wrapped_first():
     model = small_net()
-    for name in methods():
+    for name in FOR_MODELS:
         with pytest.raises(TypeError, match=r"got ViTForImageClassification: wrap it first, vitshap\.wrap\(net\)"):
             method(name, model.net)
     with pytest.raises(TypeError, match=r"give explainer\.surrogate"):
@@ -95,14 +101,12 @@ def test_a_bare_net_is_to_be_wrapped_first():
 def test_users_register_their_own():
     register("equal", f"{__name__}:EqualShares")
     register("equal", f"{__name__}:EqualShares")  # the same again is no conflict
-    assert methods()[-1] == "equal"
+    assert list_methods()[-1] == "equal"
     model = small_net()
     explanation = method("equal", model, scale=1.0)(random_images(model, 1))
     assert explanation.method == "equal"
     with pytest.raises(ValueError, match='"random" is taken'):
         register("random", f"{__name__}:EqualShares")
-    with pytest.raises(ValueError, match="module:attribute"):
-        register("mine", "no_colon")
 
 
 def test_an_additive_method_gets_its_ends_and_every_evaluation_counts():
@@ -175,6 +179,13 @@ def test_a_game_without_players_is_refused():
         (torch.tensor([3, 0]), [[3], [0]]),
         (torch.tensor([[3, 0], [1, 2]], dtype=torch.int32), [[3, 0], [1, 2]]),
         (lambda prediction: prediction.argmin(1), [[3], [1]]),
+        ("all", [[0, 1, 2, 3], [0, 1, 2, 3]]),
+        ("top-2", [[1, 2], [0, 2]]),
+        ("top-9", [[1, 2, 0, 3], [0, 2, 1, 3]]),
+        (["predicted", "top-2", "crane", 2], [[1, 2, 2], [0, 2, 2]]),
+        (["dog", 1, "predicted"], [[1, 1], [1, 0]]),
+        ([3, "all"], [[0, 1, 2, 3], [0, 1, 2, 3]]),
+        (lambda prediction: "top-1", [[1], [0]]),
     ],
 )
 def test_targets_are_read(target, classes):
@@ -193,9 +204,9 @@ def test_targets_are_read(target, classes):
         ({1}, TypeError, "target is a class"),
         ([], ValueError, "empty list"),
         ([1, 9], ValueError, "got 9"),
-        ("hero", ValueError, "nearest: heron"),
-        (torch.tensor([1, 2, 3]), ValueError, r"\[2\] or \[2, T\], got \[3\]"),
-        (torch.tensor([1.0, 2.0]), TypeError, "holds integers, got torch.float32"),
+        ("hero", ValueError, 'did you mean "heron"'),
+        (torch.tensor([1, 2, 3]), ValueError, r"\[2\] or \[2, T\]; got torch.int64 \[3\]"),
+        (torch.tensor([1.0, 2.0]), ValueError, "holds integers.*got torch.float32"),
         (torch.tensor([1, -1]), ValueError, "0 to 3"),
         (torch.zeros(2, 0, dtype=torch.int64), ValueError, r"\[2, 0\]"),
     ],
@@ -215,8 +226,117 @@ def test_a_target_gives_the_same_values_as_all_classes(name):
     assert torch.equal(some.values, take_classes(everything.values, some.classes))
 
 
-def test_chunks_are_bounded_and_never_empty():
-    small = Game(lambda s: s.double(), num_players=4, num_outputs=4)
-    assert bounded_chunk(small) * 8 <= registry.NUMBERS_AT_ONCE
-    huge = Game(lambda s: s.double(), num_players=4, num_outputs=10**9)
-    assert bounded_chunk(huge) == 1
+@pytest.mark.parametrize(
+    ("words", "target", "most", "named"),
+    [
+        ([], "top-5", 4, False),
+        (["dog", "2", "dog"], [1, 2], 2, True),
+        (["predicted", "heron"], ["predicted", 3], 2, True),
+        (["top-2", "heron"], ["top-2", 3], 3, False),
+        (["all"], ["top-4"], 4, False),
+        (["dog", "all"], [1, "top-4"], 4, False),
+    ],
+)
+def test_words_of_a_command_line_are_read(words, target, most, named):
+    read = target_from_words(words, NAMES, 4, default="top-5")
+    assert read == target
+    assert most_classes(read, 4) == most
+    assert names_classes(read) == named
+
+
+def test_a_number_is_a_class_unless_a_class_has_it_as_its_name():
+    assert target_from_words(["0", "2"], ["2", "1", "0"], 3) == [2, 0]
+    assert target_from_words(["2"], None, 3) == [2]
+    with pytest.raises(ValueError, match='did you mean "heron"'):
+        target_from_words(["hero"], NAMES, 4)
+    with pytest.raises(ValueError, match="0 to 3, got 4"):
+        target_from_words(["4"], NAMES, 4)
+
+
+@pytest.mark.parametrize(
+    ("target", "most", "named"),
+    [
+        (None, 4, False),
+        (2, 1, True),
+        ("dog", 1, True),
+        (torch.tensor([1, 2]), 1, True),
+        (torch.tensor([[1, 2]]), 2, True),
+        (lambda prediction: prediction.argmin(1), 4, False),
+    ],
+)
+def test_a_target_says_how_many_classes_it_asks_for(target, most, named):
+    assert most_classes(target, 4) == most
+    assert names_classes(target) == named
+
+
+def test_an_image_whose_classes_coincide_has_each_once_after_select():
+    model = small_net()
+    explanation = method("exact", model)(random_images(model, 3), target=["predicted", 1, "top-2"])
+    assert explanation.classes.shape == (3, 3)
+    for image in explanation:
+        distinct = list(dict.fromkeys(image.classes[0].tolist()))
+        once = image.select(distinct)
+        assert once.classes[0].tolist() == distinct
+        for column, number in enumerate(distinct):
+            place = image.classes[0].tolist().index(number)
+            assert torch.equal(once.values[..., column], image.values[..., place])
+    with pytest.raises(ValueError, match="was not explained for image 0"):
+        explanation[0].select([0, 1, 2, 3])
+
+
+def test_choosing_the_most_probable_classes_costs_no_evaluation():
+    model = small_net()
+    images = random_images(model, 2)
+    assert method("leave-one-out", model)(images, target="top-2").evaluations == 9 + 1
+
+
+def test_an_explainer_is_a_method_like_any_other(tmp_path):
+    model = small_net()
+    explainer = Explainer(model)
+    images = random_images(model, 2)
+    made = method("explainer", explainer)
+    assert (made.name, made.samples) == ("explainer", False)
+    assert torch.equal(made(images, "top-2").values, explainer(images, "top-2").values)
+    folder = explainer.save_pretrained(tmp_path / "bundle")
+    stored = method("explainer", folder, device="cpu")(images)
+    torch.testing.assert_close(stored.values, explainer(images).values)
+    with pytest.raises(TypeError, match="needs an Explainer, or the name or folder of a bundle; got MaskedModel"):
+        method("explainer", model)
+
+
+def test_sampling_methods_say_so_and_take_a_budget():
+    model = small_net()
+    made = {name: method(name, model) for name in FOR_MODELS}
+    assert {name for name, one in made.items() if one.samples} == {"kernelshap", "kernelshap-original", "permutation"}
+    for one in made.values():
+        assert one.samples == isinstance(one, SamplingMethod)
+    seen = []
+    sampled = made["kernelshap"].with_budget(64).with_progress(seen.append)
+    assert sampled(random_images(model, 1)).evaluations <= 64
+    assert seen
+
+
+@dataclass(frozen=True, eq=False)
+class TokenNorm(TokenMethod):
+    """Scores a token by the length of its embedding, for every class alike."""
+
+    name = "token-norm"
+    class_specific = False
+
+    def score_tokens(self, pixels: torch.Tensor, targets: torch.Tensor, /) -> torch.Tensor:
+        adapter = self.model.adapter
+        norms = adapter.embed(pixels)[:, adapter.prefix :].norm(dim=-1)
+        return norms[..., None].expand(-1, -1, targets.shape[1])
+
+
+def test_scores_of_tokens_are_summed_into_players():
+    model = small_net()
+    images = random_images(model, 2)
+    labels = torch.tensor([[0, 0, 1], [0, 1, 1], [-1, 2, 2]])
+    tokens = TokenNorm(model)(images, target=[1, 2])
+    assert tokens.unit == "score"
+    assert tokens.evaluations == 1
+    grouped = TokenNorm(model, players=labels)(images, target=[1, 2])
+    for player in range(3):
+        own = tokens.values[:, (labels == player).flatten()].sum(1)
+        torch.testing.assert_close(grouped.values[:, player], own)

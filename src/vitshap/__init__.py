@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 # Read when torch loads its OpenMP: threads that spin while they wait are many times slower beside any other job.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from vitshap import coalitions, metrics, players
+from vitshap import coalitions, methods, metrics, players
 from vitshap._version import __version__
 from vitshap.compat import make_torchvision_importable
 from vitshap.estimators import truth
 from vitshap.explainers import Explainer, ExplainerConfig
 from vitshap.explanation import Explanation, quantus_explain_func
 from vitshap.game import Game
-from vitshap.methods import method, methods, register
+from vitshap.methods import list_methods, method, register
 from vitshap.models import CannotMask, MaskedModel, Preprocess, wrap
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ __all__ = [
     "fit_explainer",
     "fit_masked_classifier",
     "fit_surrogate",
+    "list_methods",
     "method",
     "methods",
     "metrics",

@@ -34,8 +34,6 @@ def additive(weights: Tensor, /) -> AnalyticGame:
 def majority(d: int, /, quota: int | None = None) -> AnalyticGame:
     """v(s) = 1 if s has at least ``quota`` members (default: more than half); everybody is worth 1/d."""
     needed = d // 2 + 1 if quota is None else quota
-    if not 1 <= needed <= d:
-        raise ValueError(f"a quota of {needed} cannot be met exactly by some of {d} players: give 1 to {d}")
 
     def value(s: Coalitions) -> Tensor:
         return (s.sum(-1, keepdim=True) >= needed).to(torch.float64)
@@ -45,8 +43,6 @@ def majority(d: int, /, quota: int | None = None) -> AnalyticGame:
 
 def glove(left: int, right: int, /) -> AnalyticGame:
     """The first ``left`` players own a left glove, the others a right one; v(s) is the number of pairs in s."""
-    if left < 1 or right < 1:
-        raise ValueError(f"both kinds of glove need an owner, got {left} left and {right} right")
     d = left + right
 
     def value(s: Coalitions) -> Tensor:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
-from vitshap.bench import command as bench
-from vitshap.bench import quality_commands, speed_commands  # noqa: F401 (they register themselves)
+from vitshap.explaining import command as explaining
+
+T = TypeVar("T")
 
 app = typer.Typer(
     name="vitshap",
@@ -21,7 +25,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.add_typer(bench.app, name="bench")
 console = Console()
 
 
@@ -79,65 +82,18 @@ def train(
         run(chosen, out or Path("runs") / Path(recipe).stem, resume=resume, console=console, device=device)
 
 
-@app.command()
-def explain(
-    photos: Annotated[
-        list[str],
-        typer.Argument(help="Images, folders of images, quoted patterns such as '*.jpg', or - (standard input)."),
-    ],
-    bundle: Annotated[str | None, typer.Option(help="Stored explainer: shipped name, folder, or hub id.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Explain this net instead: timm name, or hub id or folder of transformers.")
-    ] = None,
-    weights: Annotated[str | None, typer.Option(help="Safetensors file with the weights of a timm net.")] = None,
-    method: Annotated[str | None, typer.Option(help="Default: the bundle's explainer; kernelshap for --model.")] = None,
-    budget: Annotated[
-        int | None,
-        typer.Option(
-            min=2, help="Evaluations per image of methods that sample; default: as many as fit 60 s (GPU: 2 s)."
-        ),
-    ] = None,
-    players: Annotated[
-        int | None, typer.Option(min=1, help="Side of blocks of patches that are explained as one; 2: blocks of 2 x 2.")
-    ] = None,
-    target: Annotated[
-        list[str] | None, typer.Option(help="Class name or number, predicted, or all; may be given often.")
-    ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Without --target: this many most probable classes.")] = 5,
-    patches: Annotated[int, typer.Option(min=1, help="Most important patches to name.")] = 5,
-    out: Annotated[Path, typer.Option(help="Folder for report.html and heatmaps.")] = Path("vitshap-output"),
-    json_lines: Annotated[
-        str | None, typer.Option("--json", metavar="FILE|-", help="A line of JSON per image, as they come.")
-    ] = None,
-    parquet: Annotated[str | None, typer.Option(help="A row per image and class (needs pyarrow).")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Images at a time.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    heatmaps: Annotated[
-        bool | None, typer.Option("--heatmaps/--no-heatmaps", help="Heatmaps as files; default: up to 100 images.")
-    ] = None,
-) -> None:
-    """Show which parts of photos drive the prediction: patches in words, heatmaps, and one report.html."""
-    from vitshap.explaining.command import Request, run
+def command_of(options: type[T], run: Callable[[T], int], /) -> Callable[..., None]:
+    """Return a command whose parameters are the fields of ``options``, a dataclass with typer's annotations."""
 
-    request = Request(
-        photos=photos,
-        bundle=bundle,
-        model=model,
-        weights=weights,
-        method=method,
-        budget=budget,
-        players=players,
-        targets=tuple(target or ()),
-        top=top,
-        patches=patches,
-        out=out,
-        json=json_lines,
-        parquet=parquet,
-        batch=batch,
-        device=device,
-        heatmaps=heatmaps,
-    )
-    raise typer.Exit(run(request))
+    def command(**given: Any) -> None:
+        raise typer.Exit(run(options(**given)))
+
+    command.__signature__ = inspect.signature(options, eval_str=True)  # type: ignore[attr-defined]
+    command.__doc__ = options.__doc__
+    return command
+
+
+app.command("explain")(command_of(explaining.Options, explaining.run))
 
 
 class OncePerOption(TyperCommand):
@@ -153,9 +109,36 @@ class OncePerOption(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-for _owner in (app, bench.app):
-    for _command in _owner.registered_commands:
-        _command.cls = OncePerOption
+def _single_values(commands: typer.Typer) -> None:
+    for command in commands.registered_commands:
+        command.cls = OncePerOption
+
+
+class _Bench(TyperGroup):
+    """``vitshap bench``, imported only when it is used."""
+
+    @cached_property
+    def _group(self) -> Any:
+        from vitshap.bench import experiment_commands, speed_commands  # noqa: F401 (they register themselves)
+        from vitshap.bench.command import app as bench
+
+        _single_values(bench)
+        return typer.main.get_command(bench)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """List the subcommands."""
+        return list(self._group.list_commands(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a subcommand."""
+        return self._group.get_command(ctx, cmd_name)
+
+
+app.add_typer(
+    typer.Typer(cls=_Bench, help="Measure speed, as ratios within one run, and quality.", no_args_is_help=True),
+    name="bench",
+)
+_single_values(app)
 
 
 def main() -> None:

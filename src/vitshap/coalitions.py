@@ -13,8 +13,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from vitshap.counter_rng import random_bits, sample_keys, whole_numbers
+
 Coalitions: TypeAlias = Tensor
 """A boolean tensor ``[..., d]``; ``True`` says that the player takes part."""
+_SIZE_BITS = 53
 
 
 @dataclass(frozen=True)
@@ -53,14 +56,9 @@ class CoalitionLaw:
         _require_count("n", n)
         if device is None:
             device = generator.device if generator is not None else "cpu"
-        if generator is not None and generator.device.type != torch.device(device).type:
-            raise ValueError(f"generator lives on {generator.device}, but coalitions are asked for on {device}")
         if not paired:
             return _draw_members(self._draw_sizes(n, device, generator), self.num_players, generator)
-        if n % 2:
-            raise ValueError(f"paired sampling draws whole pairs: n must be even, got {n}")
-        if not self.is_symmetric:
-            raise ValueError("paired sampling needs a law that gives a coalition and its complement equal probability")
+        _require_pairs(self, n)
         first = _draw_members(self._draw_sizes(n // 2, device, generator), self.num_players, generator)
         return torch.stack([first, ~first], dim=1).flatten(0, 1)
 
@@ -109,8 +107,7 @@ def uniform_size(d: int) -> CoalitionLaw:
 def fixed_size(d: int, n: int) -> CoalitionLaw:
     """All subsets of exactly ``n`` players, equally likely."""
     _require_count("d", d)
-    if not 0 <= n <= d:
-        raise ValueError(f"a coalition of {d} players has 0 to {d} members, not {n}")
+    _require_count("n", n, least=0)
     probabilities = torch.zeros(d + 1, dtype=torch.float64)
     probabilities[n] = 1.0
     return CoalitionLaw(d, probabilities)
@@ -138,6 +135,35 @@ def all_coalitions(d: int, *, device: torch.device | str = "cpu") -> Coalitions:
     return (number[:, None] >> torch.arange(d, device=device)) & 1 > 0
 
 
+def sample_coalitions(
+    law: CoalitionLaw,
+    indices: Tensor,
+    *,
+    seed: int,
+    epoch: int,
+    n: int,
+    paired: bool = False,
+    purpose: str = "coalitions",
+) -> Coalitions:
+    """Draw ``n`` coalitions for each sample, bool ``[B, n, d]``, as a pure function of (seed, epoch, sample index).
+
+    ``indices`` (int ``[B]``) are the samples' numbers; the result is on their device. ``CoalitionLaw.sample`` draws from a
+    generator, which suits an estimator; in training a sample has the same coalitions in whatever batch, process or device
+    it is processed.
+
+    With ``paired`` coalitions 2i and 2i+1 of a sample are complements. The first coalitions do not depend on ``n``.
+    Another ``purpose`` gives other coalitions, for example for validation.
+    """
+    # Sizes come from the law's distribution function in integers of 53 bits, so that no device rounds differently. Members
+    # are the players with the smallest random keys; the player's number is in a key's last bits, so that keys never tie.
+    if paired:
+        _require_pairs(law, n)
+    sample = sample_keys(purpose, indices, seed=seed, epoch=epoch)  # [B]
+    draw = random_bits(sample, n // 2 if paired else n)  # [B, n] a key for every coalition
+    first = _members_by_key(draw, _sizes_by_key(law, draw), law.num_players)
+    return torch.stack([first, ~first], dim=2).flatten(1, 2) if paired else first
+
+
 def _draw_members(sizes: Tensor, d: int, generator: torch.Generator | None) -> Coalitions:
     """Uniform members for each size by selection sampling: player j joins with probability (still needed) / (still left).
 
@@ -153,8 +179,31 @@ def _draw_members(sizes: Tensor, d: int, generator: torch.Generator | None) -> C
     return members.t().contiguous()
 
 
+def _sizes_by_key(law: CoalitionLaw, draw: Tensor) -> Tensor:
+    """Draw a size for every key, int64 ``[B, n]``, by the inverse of the law's distribution function."""
+    last = int(law.size_probabilities.nonzero()[-1])
+    edges = (law.size_probabilities.cpu().cumsum(0) * 2**_SIZE_BITS).round().long()  # [d + 1]
+    edges[last:] = 2**_SIZE_BITS
+    uniform = whole_numbers(draw, 1, bits=_SIZE_BITS).squeeze(-1)
+    return torch.searchsorted(edges.to(draw.device, non_blocking=True), uniform, right=True)
+
+
+def _members_by_key(draw: Tensor, sizes: Tensor, d: int) -> Coalitions:
+    """Take the players with the smallest keys as members, as many as each size: bool ``[B, n, d]``."""
+    low = (1 << d.bit_length()) - 1
+    keys = random_bits(draw, d + 1)[..., 1:]  # [B, n, d]; number 0 gave the size
+    keys = (keys & ~low) | torch.arange(d, device=draw.device)
+    largest = keys.sort(dim=-1).values.gather(-1, (sizes - 1).clamp(min=0)[..., None])  # [B, n, 1]
+    return (keys <= largest) & (sizes > 0)[..., None]
+
+
 def _require_count(name: str, value: int, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def _require_pairs(law: CoalitionLaw, n: int) -> None:
+    if n % 2 or not law.is_symmetric:
+        raise ValueError(
+            f"paired sampling needs an even n, got {n}, and a law with equal probability of a coalition and its complement"
+        )

@@ -24,9 +24,11 @@ class CommandError(RuntimeError):
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     """The end of an error message about an unknown word: the known one that it resembles, or else all of them."""
-    near = difflib.get_close_matches(word, known, n=1)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.65)
     near = near or [one for one in known if len(word) > 3 and one[:4] == word[:4]]
-    return f'; did you mean "{near[0]}"?' if near else f"; known: {', '.join(known)}"
+    if near:
+        return f'; did you mean "{near[0]}"?'
+    return f"; known: {', '.join(known[:20])}" + (f" and {len(known) - 20:,} more" if len(known) > 20 else "")
 
 
 def first_line(error: BaseException) -> str:

@@ -7,7 +7,6 @@ the empty and of the full coalition, and it counts how often it was asked.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from numbers import Integral
 from typing import TypeAlias
@@ -16,13 +15,20 @@ import torch
 from torch import Tensor
 
 from vitshap.coalitions import Coalitions
+from vitshap.errors import did_you_mean
+from vitshap.players import Players
 
 ClassLike: TypeAlias = int | str
 """A class by its index or by its name."""
+NUMBERS_AT_ONCE = 2**24
+"""Bound on the numbers that a chunk of coalitions and its values hold; 64 MiB in float32."""
 
 
 class Game:
     """Values of coalitions for a batch of ``batch_size`` inputs and ``num_outputs`` outputs (classes)."""
+
+    players: Players | None = None
+    """Which tokens each player stands for, where the game is about images."""
 
     def __init__(
         self,
@@ -57,11 +63,12 @@ class Game:
 
         ``coalitions``: bool ``[B, S, d]``, or ``[S, d]`` for the same coalitions on every input.
         """
-        self._check_coalitions(coalitions)
+        check_coalitions(coalitions, self.num_players)
         if coalitions.ndim == 2:
             coalitions = coalitions.expand(self.batch_size, -1, -1)
-        if targets is not None:
-            self._check_targets(targets)
+        if coalitions.ndim != 3 or len(coalitions) != self.batch_size:
+            shapes = f"[S, d] or [B, S, d] with B = {self.batch_size}"
+            raise ValueError(f"coalitions must be {shapes}, got {list(coalitions.shape)}")
         values = self._value(coalitions)
         expected = (self.batch_size, coalitions.shape[1], self.num_outputs)
         if tuple(values.shape) != expected:
@@ -77,16 +84,22 @@ class Game:
         /,
         targets: Tensor | None = None,
         *,
-        chunk: int = 4096,
+        chunk: int | None = None,
     ) -> Iterator[Tensor]:
-        """Values chunk by chunk, so that neither all coalitions nor all values need to exist at once.
+        """Yield values chunk by chunk, so that neither all coalitions nor all values need to exist at once.
 
-        ``coalitions`` is a tensor (cut into chunks of ``chunk``) or any iterable of tensors (evaluated one by one).
+        ``coalitions`` is a tensor, which is split into chunks of ``chunk`` coalitions of every input (by default as many
+        as keep a chunk and its values small), or an iterable of tensors, which are evaluated one by one.
         """
         if isinstance(coalitions, Tensor):
-            coalitions = coalitions.split(chunk, dim=-2)  # type: ignore[no-untyped-call]
+            coalitions = coalitions.split(chunk or self.bounded_chunk, dim=-2)  # type: ignore[no-untyped-call]
         for part in coalitions:
             yield self(part, targets)
+
+    @property
+    def bounded_chunk(self) -> int:
+        """How many coalitions of every input to evaluate at once, so that they and their values stay small."""
+        return max(1, NUMBERS_AT_ONCE // (self.batch_size * (self.num_players + self.num_outputs)))
 
     @property
     def null(self) -> Tensor:
@@ -104,7 +117,6 @@ class Game:
 
     def only(self, targets: Tensor, /) -> Game:
         """The same game with the outputs ``targets`` (int64 ``[B, T]``) alone; evaluations count here too."""
-        self._check_targets(targets)
         part = Game(
             lambda coalitions: self(coalitions, targets),
             num_players=self.num_players,
@@ -119,23 +131,6 @@ class Game:
     def _end(self, member: bool) -> Tensor:
         """v of the coalition of all players or of none, ``[B, K]``."""
         return self(torch.full((1, self.num_players), member, device=self.device))[:, 0]
-
-    def _check_coalitions(self, coalitions: Coalitions) -> None:
-        check_coalitions(coalitions, self.num_players, self.device)
-        if coalitions.ndim == 3 and coalitions.shape[0] != self.batch_size:
-            raise ValueError(f"coalitions are for {coalitions.shape[0]} inputs, the game has {self.batch_size}")
-        if coalitions.ndim not in (2, 3):
-            raise ValueError(f"coalitions are [B, S, d] or [S, d], got {list(coalitions.shape)}")
-
-    def _check_targets(self, targets: Tensor) -> None:
-        if targets.dtype != torch.int64:
-            raise TypeError(f"targets must be int64 [B, T], got {targets.dtype}")
-        if targets.ndim != 2 or targets.shape[0] != self.batch_size:
-            raise ValueError(f"targets must be [B, T] with B = {self.batch_size}, got {list(targets.shape)}")
-        if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < self.num_outputs:
-            raise ValueError(
-                f"targets must be classes 0 to {self.num_outputs - 1}, got {targets.flatten().tolist()[:8]}"
-            )
 
 
 def class_index(target: ClassLike, class_names: Sequence[str] | None, num_classes: int) -> int:
@@ -154,29 +149,15 @@ def class_index(target: ClassLike, class_names: Sequence[str] | None, num_classe
     if len(found) > 1:
         raise ValueError(f'"{target}" names several classes, {found}: give the number')
     if not found:
-        near = difflib.get_close_matches(target, class_names, n=3)
-        raise ValueError(f'no class is named "{target}"' + (f"; nearest: {', '.join(near)}" if near else ""))
+        raise ValueError(f'no class is named "{target}"{did_you_mean(target, class_names)}')
     return found[0]
 
 
-def check_coalitions(coalitions: Coalitions, num_players: int, device: torch.device) -> None:
-    """Raise unless these are boolean coalitions of ``num_players`` players on ``device``."""
-    if not isinstance(coalitions, Tensor):
-        raise TypeError(f"coalitions must be a bool tensor, got {type(coalitions).__name__}")
-    if coalitions.dtype != torch.bool:
-        raise TypeError(f"coalitions must be bool, got {coalitions.dtype}")
-    if coalitions.ndim == 0 or coalitions.shape[-1] != num_players:
-        raise ValueError(
-            f"coalitions must be over {num_players} players (last dimension), got {list(coalitions.shape)}"
-        )
-    if coalitions.numel() == 0:
-        raise ValueError(f"there is no coalition to evaluate: got shape {list(coalitions.shape)}")
-    if not _same_device(coalitions.device, device):
-        raise ValueError(f"coalitions are on {coalitions.device}, the game is on {device}; nothing is moved silently")
-
-
-def _same_device(one: torch.device, other: torch.device) -> bool:
-    return one.type == other.type and (one.index or 0) == (other.index or 0)
+def check_coalitions(coalitions: Coalitions, num_players: int) -> None:
+    """Raise ``ValueError`` unless these are one or more boolean coalitions of ``num_players`` players."""
+    if coalitions.dtype != torch.bool or coalitions.shape[-1:] != (num_players,) or coalitions.numel() == 0:
+        given = f"{coalitions.dtype} {list(coalitions.shape)}"
+        raise ValueError(f"coalitions must be a bool tensor over {num_players} players (last dimension), got {given}")
 
 
 def _take(values: Tensor, targets: Tensor) -> Tensor:

@@ -34,8 +34,6 @@ def as_shapiq(game: Game, /, output: ClassLike, *, index: int = 0) -> ShapiqGame
     for its whole batch: give a game of one input where evaluations are expensive.
     """
     number = class_index(output, game.class_names, game.num_outputs)
-    if isinstance(index, bool) or not isinstance(index, int):
-        raise TypeError(f"index is an int, got {type(index).__name__}")
     if not 0 <= index < game.batch_size:
         raise ValueError(f"index is 0 to {game.batch_size - 1} for this game, got {index}")
     try:
@@ -57,8 +55,6 @@ def as_shapiq(game: Game, /, output: ClassLike, *, index: int = 0) -> ShapiqGame
 
 def from_shapiq(shapiq_game: ShapiqGame, /) -> Game:
     """A game of one input and one output that asks a shapiq game."""
-    if not callable(shapiq_game) or not isinstance(getattr(shapiq_game, "n_players", None), int):
-        raise TypeError(f"a shapiq game is callable and has n_players; got {type(shapiq_game).__name__}")
     ask: Callable[[npt.NDArray[np.bool_]], npt.NDArray[np.floating[Any]]] = shapiq_game
 
     def value(coalitions: Coalitions) -> Tensor:

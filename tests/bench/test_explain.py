@@ -53,18 +53,18 @@ def test_one_pass_of_the_surrogate_and_one_of_the_trunk(name: str, target: int |
     torch.testing.assert_close(explanation.prediction, surrogate(nets.images(name)).detach())
 
 
-def test_lines_by_hand() -> None:
+def test_rows_by_hand() -> None:
     found = [
         {"net": 1.0, "surrogate": 1.0, "explain": 2.2},
         {"net": 10.0, "surrogate": 10.0, "explain": 24.0},
         {"net": 1.0, "surrogate": 1.0, "explain": 2.6},
     ]
-    line = explain._line(found, 4, 2)
-    assert (line.net, line.surrogate, line.explain) == (1, 1, 2.6)
-    assert line.ratio == pytest.approx(1.2)  # the median of the rounds' ratios, not the ratio of medians
-    assert line.own_pass == pytest.approx(1.4)
-    assert line.images_per_second == pytest.approx({"net": 4, "surrogate": 4, "explain": 4 / 2.6})
-    assert line.spread == pytest.approx((1.1, 1.3))
+    row = explain._row(found, 4, 2)
+    assert [row[name] for name in explain.CALLS] == [1000, 1000, 2600]  # milliseconds
+    assert row["ratio"].value == pytest.approx(1.2)  # the median of the rounds' ratios, not the ratio of medians
+    assert row["own_pass"] == pytest.approx(1.4)
+    assert row["throughput"] == pytest.approx(4 / 2.6)
+    assert row["ratio"].interval == pytest.approx((1.1, 1.3))
 
 
 def test_calls_take_turns_equally_often() -> None:
@@ -78,15 +78,15 @@ def test_calls_take_turns_equally_often() -> None:
 def test_the_command_on_a_small_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = made.bundle(tmp_path / "bundle")
     measure = explain.measure
-    monkeypatch.setattr(explain, "measure", lambda e, **o: measure(e, **o, batches=(1, 3), at_least=0))
+    monkeypatch.setattr(explain, "measure", lambda *a, **o: measure(*a, **o, batches=(1, 3), at_least=0))
     out = tmp_path / "numbers.json"
     options = ["--bundle", str(folder), "--device", "cpu", "--rounds", "2", "--out", str(out)]
     result = run(app, ["bench", "explain", *options])
     assert result.exit_code == 0, result.output
-    lines = json.loads(out.read_text())["lines"]
-    assert [(line["batch"], line["threads"]) for line in lines] == [(1, 1), (3, 1), (1, 2), (3, 2)]
-    assert all(line["rounds"] == 2 and line["explain"] > 0 for line in lines)
-    assert "at most 1.35" in result.output
+    [table] = json.loads(out.read_text())["tables"]
+    assert [(row["batch"], row["threads"]) for row in table["rows"]] == [(1, 1), (3, 1), (1, 2), (3, 2)]
+    assert all(row["rounds"] == 2 and row["explain"] > 0 for row in table["rows"])
+    assert "at most 1.35" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(

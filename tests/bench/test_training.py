@@ -54,6 +54,7 @@ def test_the_command(tmp_path: Path) -> None:
     )
     assert result.exit_code == 0, result.output
     assert "100 epochs of 9,469 images" in result.output
-    found = json.loads((tmp_path / "speed.json").read_text())
-    assert found["batch"] == 2
-    assert found["hours"] > 0
+    [table] = json.loads((tmp_path / "speed.json").read_text())["tables"]
+    [row] = table["rows"]
+    assert row["batch"] == 2
+    assert row["training"] > 0

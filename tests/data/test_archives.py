@@ -108,7 +108,7 @@ def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "sealed").mkdir(mode=0o555)
     for cache in (tmp_path / "file" / "cache", tmp_path / "sealed"):
-        with pytest.raises(ValueError, match="name a cache folder"):
+        with pytest.raises(ValueError, match="give a cache folder"):
             load_data(tmp_path / "set.zip", cache=cache)
     assert not list((tmp_path / "sealed").iterdir())
 
@@ -136,7 +136,7 @@ def _undated(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 @pytest.mark.parametrize("kind", ["zip", "tgz"])
 def test_a_small_archive_that_unpacks_to_much_is_refused_unless_it_is_allowed(tmp_path: Path, kind: str) -> None:
-    archive, size = tmp_path / f"bomb.{kind}", archives.LEAST_BYTES + 1
+    archive, size = tmp_path / f"bomb.{kind}", archives.MIN_BYTES + 1
     if kind == "zip":
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
             packed.writestr("a/1.bmp", bytes(size))
@@ -152,8 +152,8 @@ def test_a_small_archive_that_unpacks_to_much_is_refused_unless_it_is_allowed(tm
 
 
 def test_files_without_content_count_too(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(archives, "LEAST_BYTES", 10_000)
-    monkeypatch.setattr(archives, "MOST_TIMES", 1)
+    monkeypatch.setattr(archives, "MIN_BYTES", 10_000)
+    monkeypatch.setattr(archives, "MAX_RATIO", 1)
     archive = tmp_path / "many.zip"
     with zipfile.ZipFile(archive, "w") as packed:
         for i in range(100):

@@ -13,9 +13,9 @@ from PIL import Image, ImageEnhance
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import adjust_hue, adjust_saturation
 
-from vitshap.counter import sample_keys, uniforms
+from vitshap.counter_rng import sample_keys, uniforms
 from vitshap.data import Augmentation, normalised
-from vitshap.data.augment import _NUMBERS, _blended, _grey, _hue_turned
+from vitshap.data.augment import _NUMBERS, _blended, _grey, _hue_rotated
 from vitshap.data.decode import as_picture, as_tensor
 
 PLAIN: dict[str, Any] = {"mean": (0.0,), "std": (1.0,)}
@@ -162,7 +162,7 @@ def test_hue_and_saturation_are_torchvisions(turn: float) -> None:
     images = _images(3)
     images[0, :, :4] = 0.5  # grey has no hue
     images[1, 0] = images[1, 1]  # ties between channels
-    turned = _hue_turned(images, torch.full((3, 1, 1, 1), turn))
+    turned = _hue_rotated(images, torch.full((3, 1, 1, 1), turn))
     torch.testing.assert_close(turned, adjust_hue(images, turn), rtol=0, atol=1e-5)
     ours = _blended(images, _grey(images), torch.full((3, 1, 1, 1), turn))
     torch.testing.assert_close(ours, adjust_saturation(images, 1 + turn), rtol=0, atol=2e-4)
@@ -245,12 +245,8 @@ def test_values_stay_between_black_and_white() -> None:
         (lambda: Augmentation(hue=0.6), "hue"),
         (lambda: Augmentation(crop_scale=(1.2, 0.8)), "crop_scale"),
         (lambda: Augmentation(paste=-0.1), "paste"),
-        (lambda: Augmentation(paste=0.1)(_images(2), torch.arange(2), seed=0, epoch=0, **PLAIN), "partners"),
         (lambda: Augmentation(paste_area=(0.5, 1.5)), "paste_area"),
-        (lambda: Augmentation()(_images(2), torch.arange(3), seed=0, epoch=0, **PLAIN), "as many sample indices"),
-        (lambda: Augmentation()(_images(2)[0], torch.arange(3), seed=0, epoch=0, **PLAIN), "B, C, H, W"),
         (lambda: normalised(_images(2).long(), (0.0,), (1.0,)), "uint8 or float"),
-        (lambda: normalised(_images(2), (0.0, 0.0), (1.0, 1.0)), "3 channels"),
     ],
 )
 def test_bad_input_is_named(call, says: str) -> None:

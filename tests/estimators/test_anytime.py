@@ -8,11 +8,10 @@ import torch
 from rich.console import Console
 
 from tests.estimators.games import digit_like, relative_error, size_effect
-from vitshap.estimators.estimate import Checkpoint, Estimate, error_ratios
+from vitshap.estimators.estimate import Checkpoint, Estimate, describe_progress, error_ratios, forecast, progress_bar
 from vitshap.estimators.exact import exact
 from vitshap.estimators.kernel import kernelshap
 from vitshap.estimators.permutation import permutation
-from vitshap.estimators.progress import describe, forecast, progress_bar
 
 
 @pytest.mark.parametrize("estimator", [kernelshap, permutation])
@@ -83,8 +82,8 @@ def test_ratios_by_hand() -> None:
 def test_forecast_follows_the_square_root() -> None:
     assert forecast(Checkpoint(1000, 0.2, 0.1), 0.1) == pytest.approx(3000)
     assert forecast(Checkpoint(1000, 0.05, 0.01), 0.1) == 0
-    assert "about 3,000 left" in describe(Checkpoint(1000, 0.2, 0.1), 0.1)
-    assert "not known yet" in describe(Checkpoint(1000, float("inf"), 0.1), 0.1)
+    assert "about 3,000 left" in describe_progress(Checkpoint(1000, 0.2, 0.1), 0.1)
+    assert "not known yet" in describe_progress(Checkpoint(1000, float("inf"), 0.1), 0.1)
 
 
 def test_the_forecast_is_about_right() -> None:

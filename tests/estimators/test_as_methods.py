@@ -5,10 +5,8 @@ import torch
 
 from tests.models import nets
 from vitshap import MaskedModel, method, truth, wrap
+from vitshap.estimators.estimate import progress_bar
 from vitshap.estimators.exact import exact
-from vitshap.estimators.progress import progress_bar
-from vitshap.explaining.sources import Source
-from vitshap.explaining.wanted import Wanted
 from vitshap.players import from_labels
 
 NAME = "timm ViT, wide grid"  # 15 patches
@@ -87,9 +85,9 @@ def test_every_evaluation_is_done_once_and_counted(model, monkeypatch) -> None:
         MaskedModel, "run_session", lambda self, session, s, who: asked.append(s.shape[1]) or run(self, session, s, who)
     )
     for name in ("kernelshap", "kernelshap-original", "permutation"):
-        source = Source(model, method(name, model, budget=200), name, "a net")
+        made = method(name, model, budget=200)
         asked.clear()
-        explanation = source.explain(nets.images(NAME), Wanted(top=2))  # the prediction chooses the classes
+        explanation = made(nets.images(NAME), target="top-2")  # the prediction chooses the classes
         assert explanation.classes.tolist() == explanation.prediction.topk(2, 1).indices.tolist()
         assert explanation.evaluations == sum(asked) <= 200
 

@@ -197,13 +197,10 @@ def test_absent_players_get_zero_and_the_rest_still_adds_up() -> None:
         ({"budget": 5}, ValueError, "needs at least 6"),
         ({"budget": 20, "moments": "sampled"}, ValueError, "needs at least 28"),
         ({"budget": 20, "moments": "sampled", "size_effect": False}, ValueError, "needs at least 22"),
-        ({"budget": 100.0}, TypeError, "int"),
         ({"budget": 100, "moments": "both"}, ValueError, "auto, exact, sampled"),
         ({"budget": 100, "sampling": "uniform"}, ValueError, "balanced, shapley, leverage"),
         ({"budget": 100, "batch": 1}, ValueError, "at least 2"),
         ({"budget": 100, "threshold": 0.0}, ValueError, "positive"),
-        ({"budget": 100, "target": torch.tensor([4])}, ValueError, "classes 0 to 0"),
-        ({"budget": 100, "target": torch.tensor([0, 0])}, ValueError, "one class per input"),
     ],
 )
 def test_bad_input(options: dict[str, Any], error: type[Exception], match: str) -> None:

@@ -10,9 +10,9 @@ from tests.estimators.games import size_effect
 from tests.small_nets import random_images, small_net
 from vitshap import method
 from vitshap.analytic import additive
+from vitshap.estimators.estimate import correlation, reliability_from_errors, spearman_brown, split_half
 from vitshap.estimators.kernel import kernelshap
 from vitshap.estimators.permutation import permutation
-from vitshap.estimators.reliability import correlation, reliability_from_errors, spearman_brown, split_half
 
 
 def test_reliability_is_the_squared_correlation_with_the_truth() -> None:

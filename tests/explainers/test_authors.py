@@ -84,14 +84,12 @@ def test_the_switch_removes_the_norms_and_nothing_else() -> None:
 def test_other_tensors_are_refused_by_name() -> None:
     explainer: dict[str, Tensor] = authors.Explainer(2, **SIZES).state_dict()
     with pytest.raises(
-        ValueError, match=r"attention_blocks\.1\.attn\.qkv\.weight is no tensor of the authors' explainer"
+        ValueError, match=r"attention_blocks\.1\.attn\.qkv\.weight is no part of the authors' explainer"
     ):
         convert_authors_state(authors.Explainer(2, extra_blocks=2, **SIZES).state_dict())
-    with pytest.raises(ValueError, match=r"surrogate\.head\.weight is no tensor"):
+    with pytest.raises(ValueError, match=r"surrogate\.head\.weight is no part"):
         convert_authors_state({**explainer, "surrogate.head.weight": torch.zeros(2)})
-    with pytest.raises(ValueError, match="3 linear layers; got 1 and 2"):
+    with pytest.raises(ValueError, match="a head of 2 layers is no part"):
         convert_authors_state({name: t for name, t in explainer.items() if not name.startswith("mlps.5")})
     with pytest.raises(ValueError, match=r"attention_blocks\S+ is no tensor of the authors' classifier"):
         convert_authors_net(explainer)
-    with pytest.raises(ValueError, match=r"there is no head\.weight"):
-        convert_authors_net({"backbone.cls_token": torch.zeros(1)})

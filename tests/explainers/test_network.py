@@ -18,10 +18,10 @@ from vitshap.explainers.network import (
     ExplainerNetwork,
     Head,
     Trunk,
+    even_shares,
     normalised,
     sum_over_players,
 )
-from vitshap.explainers.sizes import even_shares
 from vitshap.models import wrap
 from vitshap.players import blocks, from_labels, patches
 
@@ -145,9 +145,9 @@ def test_an_impossible_scale_is_refused_and_changes_nothing(bad: float) -> None:
     explainer = Explainer(wrap(nets.build("timm ViT")))
     std = torch.ones(nets.CLASSES, dtype=torch.float64)
     std[3] = bad
-    with pytest.raises(ValueError, match=r"positive and finite; output 3 has"):
+    with pytest.raises(ValueError, match=r"one positive, finite standard deviation per output, \[5\]; got \["):
         explainer.set_scale(std)
-    with pytest.raises(ValueError, match=r"\[5\]; got \[4\]"):
+    with pytest.raises(ValueError, match=r"per output, \[5\]; got \[1\.0, 1\.0, 1\.0, 1\.0\]:"):
         explainer.set_scale(torch.ones(4))
     assert torch.equal(explainer.scale, torch.ones(nets.CLASSES))
 

@@ -9,8 +9,9 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_sample_images
 
 import vitshap
-from vitshap.explainers import bundle, folders
+from vitshap.explainers import bundle
 from vitshap.explainers.card import MEASURES, measured
+from vitshap.models import stored
 
 NAME = "imagenette-deit-tiny"
 MOST_BYTES = 26_000_000
@@ -19,11 +20,11 @@ ROOT = Path(__file__).parents[2]
 
 def test_it_is_small_and_stored_in_half_precision() -> None:
     assert bundle.shipped() == [NAME]
-    folder = folders.find(NAME)
+    folder = stored.find(NAME)
     assert sum(path.stat().st_size for path in folder.iterdir()) <= MOST_BYTES
     for name in ("surrogate", "explainer"):
-        stored = load_file(folder / f"{name}.safetensors")
-        exact = {key for key, value in stored.items() if value.dtype != torch.float16}
+        tensors = load_file(folder / f"{name}.safetensors")
+        exact = {key for key, value in tensors.items() if value.dtype != torch.float16}
         assert exact <= {"null_values", "scale"}  # numbers that were measured, not weights
 
 
@@ -38,7 +39,7 @@ def test_its_values_are_those_of_an_estimator_that_knows_nothing_of_it() -> None
 
 
 def test_its_card_says_what_was_measured_line_by_line_and_how_it_was_trained() -> None:
-    card = (folders.find(NAME) / folders.CARD).read_text()
+    card = (stored.find(NAME) / stored.CARD).read_text()
     rows = [f"| {what} | {value} |" for what, value in measured(bundle.read(NAME)["quality"])]
     assert rows == [line for line in card.splitlines() if line.startswith("| ")][1:]
     assert len(set(MEASURES.values())) == len(MEASURES)

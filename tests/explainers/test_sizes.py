@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitshap.explainers.sizes import even_shares, size_bumps
+from vitshap.explainers.network import even_shares, size_bumps
 
 
 @given(d=st.integers(2, 600), seed=st.integers(0, 1000))

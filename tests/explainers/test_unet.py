@@ -122,10 +122,3 @@ def test_a_frozen_unet_trains_its_last_layer_alone() -> None:
     explainer = Explainer(model, ExplainerConfig(trunk="unet", train_trunk=False))
     trainable = {n for n, p in explainer.named_parameters() if p.requires_grad}
     assert trainable == {"network.head.weight", "network.head.bias"}
-
-
-def test_impossible_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"\(10, 9\) do not divide into a grid of \(5, 2\)"):
-        UNet(3, (10, 9), (5, 2))
-    with pytest.raises(ValueError, match="multiple of 16, got 24"):
-        UNet(3, (8, 8), (2, 2), width=24)

@@ -62,9 +62,11 @@ def test_neither_surrogate_nor_classifier_is_changed_or_shared() -> None:
 
 def test_the_classifier_must_be_given_and_of_the_same_architecture() -> None:
     config = ExplainerConfig(init="classifier")
-    with pytest.raises(ValueError, match=r"needs the classifier: Explainer\(surrogate, config, classifier="):
+    with pytest.raises(
+        ValueError, match=r"needs the classifier.*Explainer\(surrogate, config, classifier=.*got NoneType"
+    ):
         Explainer(_model(), config)
-    with pytest.raises(TypeError, match=r"vitshap\.wrap makes it.*VisionTransformer"):
+    with pytest.raises(ValueError, match=r"wrapped by vitshap\.wrap.*VisionTransformer"):
         Explainer(_model(), config, classifier=nets.build("timm ViT"))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"the classifier do not fit.*is missing.*and \d+ more"):
         Explainer(_model(), config, classifier=_model("torchvision ViT"))
@@ -110,7 +112,7 @@ def test_a_damaged_file_is_a_clear_error(content: str, tmp_path: Path) -> None:
         "flipped header": bytes([whole[0] ^ 255]) + whole[1:],
     }
     path.write_bytes(damaged[content])
-    with pytest.raises(ValueError, match=r"damaged\.safetensors is damaged or not a safetensors file"):
+    with pytest.raises(ValueError, match=r"damaged\.safetensors cannot be read as safetensors"):
         _trunk(model, str(path))
 
 
@@ -168,7 +170,7 @@ def test_a_pretrained_net_that_does_not_fit_or_cannot_be_had(tmp_path: Path, hub
     with pytest.raises(ValueError, match=r"donor do not fit VisionTransformer: cls_token is missing"):
         _trunk(_model("timm ViT"), str(tmp_path / "donor"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"empty' holds no net of transformers: there is no config\.json"):
+    with pytest.raises(ValueError, match=r"empty' cannot be loaded: .*config\.json"):
         _trunk(_model(), str(tmp_path / "empty"))
     weights = load_file(tmp_path / "donor" / "model.safetensors")
     some = {name: tensor for name, tensor in weights.items() if ".layers.1." not in name and ".layer.1." not in name}

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from tests.explaining import made
 from vitshap.cli import app
-from vitshap.estimators.reliability import correlation, reliability_from_errors
-from vitshap.explaining import Explained, Source, Wanted, budget, explain_photos, spoken
+from vitshap.estimators.estimate import correlation, reliability_from_errors
+from vitshap.explaining import Explained, Source, budget, explain_photos, terminal
+from vitshap.explaining import text as texts
 from vitshap.methods import method
-from vitshap.report import words
 
 CPU = torch.device("cpu")
 
@@ -41,7 +41,7 @@ def test_the_largest_rung_that_fits() -> None:
     assert budget.choose(1.0, CPU) == 1024
     assert budget.choose(60 / 4096, torch.device("cuda")) == 1024
     assert budget.choose(2 / 32768, torch.device("cuda")) == 32768
-    assert "at most 60 s an image on a CPU" in budget.reason(4096, 60 / 4096, CPU)
+    assert "at most 60 s per image on a CPU" in budget.reason(4096, 60 / 4096, CPU)
     assert "more than 60 s" in budget.reason(1024, 1.0, CPU)
 
 
@@ -50,10 +50,10 @@ def test_the_choice_is_said_recorded_and_reproduced(home: Path, bundle: Path, mo
     options = ["photos/0.png", "--bundle", bundle, "--method", "kernelshap", "--no-heatmaps"]
     chosen = _run(*options, "--json", "chosen.jsonl")
     assert chosen.exit_code == 0, chosen.output
-    assert "1,024 evaluations per image, the most of 1,024, 2,048, ... 65,536 that are expected" in chosen.stdout
+    assert "1,024 evaluations per image, the largest of 1,024, 2,048, ... 65,536 that is expected" in chosen.stdout
     assert "--budget 1024 gives the same values again" in chosen.stdout
     report = (home / "vitshap-output" / "report.html").read_text()
-    assert "1,024, the most of 1,024, 2,048, ... 65,536" in report
+    assert "1,024, the largest of 1,024, 2,048, ... 65,536" in report
     asked = _run(*options, "--json", "asked.jsonl", "--budget", "1024")
     assert asked.exit_code == 0, asked.output
     lines = [
@@ -62,7 +62,7 @@ def test_the_choice_is_said_recorded_and_reproduced(home: Path, bundle: Path, mo
     for one, other in zip(*lines, strict=True):
         assert one["explained"] == other["explained"], "not the same values bit for bit"
         assert (one["budget"], one["evaluations"]) == (1024, other["evaluations"])
-        assert ("most of" in one["budget_is"], other["budget_is"]) == (True, "asked for")
+        assert ("largest of" in one["budget_is"], other["budget_is"]) == (True, "as requested")
 
 
 def test_real_evaluations_are_timed(home: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_real_evaluations_are_timed(home: Path, bundle: Path, monkeypatch: pytes
     result = _run("photos/0.png", "--bundle", bundle, "--method", "kernelshap", "--json", "-", "--no-heatmaps")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["budget"] == 1024
-    assert "though more than 0 s an image are expected" in result.stderr
+    assert "although it is expected to take more than 0 s per image" in result.stderr
 
 
 def test_reliability_stands_beside_every_sampled_map(home: Path, bundle: Path) -> None:
@@ -79,23 +79,23 @@ def test_reliability_stands_beside_every_sampled_map(home: Path, bundle: Path) -
     assert result.exit_code == 0, result.output
     explained = json.loads((home / "a.jsonl").read_text())["explained"]
     assert all(0 <= one["reliability"] <= 1 for one in explained)
-    texts = [words.reliability_text(one["reliability"]) for one in explained]
-    assert f"estimated reliability {texts[0]}" in result.stdout
-    others = ", ".join(f"{one['name']} {text}" for one, text in zip(explained[1:], texts[1:], strict=True))
+    expected = [texts.reliability_text(one["reliability"]) for one in explained]
+    assert f"estimated reliability {expected[0]}" in result.stdout
+    others = ", ".join(f"{one['name']} {text}" for one, text in zip(explained[1:], expected[1:], strict=True))
     assert f"reliability of other maps: {others}" in result.stdout
     report = (home / "vitshap-output" / "report.html").read_text()
-    assert re.findall(r"estimated reliability ([\d.]+(?: \(mostly noise\))?)", report) == texts
+    assert re.findall(r"estimated reliability ([\d.]+(?: \(mostly noise\))?)", report) == expected
 
 
 def test_a_map_that_is_mostly_noise_is_called_so(home: Path) -> None:
     model = made.model()
-    source = Source(model, method("permutation", model, budget=100), "permutation", "a net")
-    (entry,) = explain_photos([home / "photos" / "0.png"], source, wanted=Wanted(top=1))
+    source = Source(model, method("permutation", model, budget=100), "a model")
+    (entry,) = explain_photos([home / "photos" / "0.png"], source, target="predicted")
     assert isinstance(entry, Explained)
     spread = entry.explanation.values.std(1, keepdim=True).expand_as(entry.explanation.values)
     for share, expected in ((0.5, "0.75"), (0.8, "0.36 (mostly noise)"), (2.0, "0.00 (mostly noise)")):
         noisy = replace(entry, explanation=replace(entry.explanation, stderr=share * spread))
-        lines = "\n".join(spoken.about_entry(noisy, source, k=1))
+        lines = "\n".join(terminal.entry_lines(noisy, source, k=1))
         assert f"estimated reliability {expected}" in lines
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from typer.testing import CliRunner
 from tests.explaining import made
 from tests.models import nets
 from vitshap.cli import app
-from vitshap.explaining import outputs
+from vitshap.explaining import sinks
 
 
 def _run(*arguments: object) -> Result:
@@ -58,8 +59,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_photos_to_words_heatmaps_and_report(home: Path, bundle: Path) -> None:
     result = _run("photos", "--bundle", bundle)
     assert result.exit_code == 0, result.output
-    assert "it knows 5 classes: ant, bee, crane, dog, English springer" in result.stdout
-    assert result.stdout.count("patches that speak most for") == 3
+    assert "5 classes: ant, bee, crane, dog, English springer" in result.stdout
+    assert result.stdout.count("patches that support") == 3
     assert result.stdout.count("    5. ") == 3
     assert "row " in result.stdout
     assert result.stdout.count("rows and columns counted from 1") == 3
@@ -77,8 +78,8 @@ def test_of_a_panorama_the_part_that_is_seen_is_drawn(home: Path, bundle: Path) 
     Image.radial_gradient("L").resize((4000, 200)).save(home / "wide.png")
     result = _run("wide.png", "--bundle", bundle, "--top", 1, "--json", "wide.json")
     assert result.exit_code == 0, result.output
-    assert "note: the model sees only 4% of this photo" in result.stdout
-    assert "the model sees only 4% of this photo" in json.loads((home / "wide.json").read_text())["notes"][0]
+    assert "note: the model sees only 4 % of this photo" in result.stdout
+    assert "the model sees only 4 % of this photo" in json.loads((home / "wide.json").read_text())["notes"][0]
     (path,) = (home / "vitshap-output").glob("wide-*.png")
     with Image.open(path) as heatmap:
         assert heatmap.height > 0.6 * heatmap.width, "a square map and its bar, not a strip"
@@ -87,7 +88,7 @@ def test_of_a_panorama_the_part_that_is_seen_is_drawn(home: Path, bundle: Path) 
 def test_by_default_the_first_shipped_explainer(home: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("insects", "zebras"):
         shutil.copytree(bundle, home / "package" / "bundles" / name)
-    monkeypatch.setattr("vitshap.explainers.folders.files", lambda package: home / "package")
+    monkeypatch.setattr("vitshap.models.stored.files", lambda package: home / "package")
     result = _run("photos/0.png", "--no-heatmaps")
     assert result.exit_code == 0, result.output
     assert "bundle insects: ViTForImageClassification of transformers" in result.stdout
@@ -151,9 +152,9 @@ def test_when_no_class_fits_it_says_so_and_offers_another_way(home: Path, tmp_pa
     doubtful = made.bundle(tmp_path / "doubtful", quality={"unknown_threshold": 1.0})
     result = _run("photos/0.png", "--bundle", doubtful, "--no-heatmaps")
     assert result.exit_code == 0
-    assert "none of the 5 classes that it knows seems to fit" in result.stdout
+    assert re.search(r"warning: low confidence: best of 5 classes \d\d\.\d % \(threshold 100 %\)\n", result.stdout)
     assert "--model NAME" in result.stdout
-    assert "none of the 5 classes" in (home / "vitshap-output" / "report.html").read_text()
+    assert "low confidence: best of 5 classes" in (home / "vitshap-output" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -166,11 +167,11 @@ def test_when_no_class_fits_it_says_so_and_offers_another_way(home: Path, tmp_pa
         (["empty", "--bundle", "B"], "the folder holds no image"),
         (["photos", "--bundle", "B", "--out", "photos"], "cannot go to the folder that is searched"),
         (["photos", "--bundle", "B", "--out", "words.txt"], "words.txt is a file"),
-        (["photos", "--bundle", "B", "--target", "cranes"], "nearest: crane"),
+        (["photos", "--bundle", "B", "--target", "cranes"], 'did you mean "crane"'),
         (["photos", "--bundle", "B", "--target", "17"], "classes are 0 to 4, got 17"),
         (["photos", "--bundle", "B", "--method", "kernelshop"], 'did you mean "kernelshap"?'),
         (["photos", "--bundle", "B", "--method", "exact", "--budget", "9"], 'exact has no option "budget"'),
-        (["photos", "--bundle", "B", "--budget", "9"], "--budget belongs to methods that sample"),
+        (["photos", "--bundle", "B", "--budget", "9"], "--budget belongs to other methods"),
         (["photos", "--bundle", "B", "--weights", "w"], "name it with --model"),
         (["photos", "--bundle", "B", "--device", "toaster"], "--device is auto, cpu or cuda"),
         (["photos", "--model", "vit_tinny_patch16_224"], "timm has no model"),
@@ -182,7 +183,7 @@ def test_when_no_class_fits_it_says_so_and_offers_another_way(home: Path, tmp_pa
     ],
 )
 def test_errors_of_the_user(home: Path, bundle: Path, arguments: list[str], match: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("vitshap.explainers.folders.shipped", list)
+    monkeypatch.setattr("vitshap.models.stored.shipped", list)
     monkeypatch.setattr("vitshap.explainers.bundle.shipped", list)
     (home / "empty").mkdir()
     (home / "words.txt").write_text("words")
@@ -330,9 +331,9 @@ def test_parquet(home: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> N
     alone = made.explainer()(home / "photos" / "0.png").values[0, :, rows[0]["class"]]
     assert rows[0]["values"] == pytest.approx(alone.tolist(), abs=1e-6)
     assert "not an image" in rows[-1]["error"]
-    with outputs.ParquetRows(str(home / "b.parquet"), images=1) as writer:
+    with sinks.ParquetRows(str(home / "b.parquet"), images=1) as writer:
         for number in range(3):
-            writer.add(outputs.Failed(f"{number}", "why"))
+            writer.add(sinks.Failed(f"{number}", "why"))
     assert parquet.ParquetFile(home / "b.parquet").num_row_groups == 3
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tests.explaining import made
 from vitshap.cli import app
-from vitshap.explaining import outputs
+from vitshap.explaining import sinks
 from vitshap.files import locked_folder
 
 
@@ -86,12 +86,12 @@ def test_two_runs_do_not_write_into_one_folder(home: Path, bundle: Path) -> None
 def test_of_many_classes_the_most_probable_are_drawn_and_all_are_stored(
     home: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outputs, "MAPS", 2)
+    monkeypatch.setattr(sinks, "MAPS", 2)
     result = _run("photos/0.png", "--bundle", bundle, "--target", "all", "--json", "a.jsonl")
     assert result.exit_code == 0, result.output
     record = json.loads((home / "a.jsonl").read_text())
     best = [one["name"] for one in record["predicted"]]
-    assert f"patches that speak most for {best[0]} " in result.stdout
+    assert f"patches that support {best[0]} most" in result.stdout
     assert [one["name"] for one in record["explained"]] == best
     names = {path.name for path in (home / "vitshap-output").glob("*.png")}
     assert names == {f"0-{name.replace(' ', '_')}.png" for name in best[:2]}

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from tests.explaining import made
 from vitshap.explainers import Explainer
-from vitshap.explaining import CannotExplain, Explained, Failed, Source, Wanted, explain_photos, open_bundle
-from vitshap.explaining.wanted import only
+from vitshap.explaining import CannotExplain, Explained, Failed, Source, explain_photos, open_bundle
 from vitshap.game import Game
-from vitshap.methods import Attribution, Method, method
+from vitshap.methods import Attribution, Method, method, target_from_words
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +68,8 @@ def test_classes_by_name_number_and_prediction(source: Source, tmp_path: Path) -
     paths = made.photos(tmp_path, 6)
 
     def explained(*targets: str) -> list[list[int]]:
-        wanted = Wanted.parse(targets, source.model, top=2)
-        return [entry.classes for entry in explain_photos(paths, source, wanted=wanted) if isinstance(entry, Explained)]
+        target = target_from_words(targets, made.NAMES, len(made.NAMES), default="top-2")
+        return [entry.classes for entry in explain_photos(paths, source, target=target) if isinstance(entry, Explained)]
 
     predicted = [classes[0] for classes in explained()]
     assert all(len(classes) == 2 for classes in explained())
@@ -81,24 +80,23 @@ def test_classes_by_name_number_and_prediction(source: Source, tmp_path: Path) -
     assert explained("bee", "predicted") == [[1] if one == 1 else [1, one] for one in predicted]
     assert len(set(predicted)) > 1, "one class for all photos would prove nothing"
     for target, message in (
-        ("cranes", "nearest: crane"),
+        ("cranes", 'did you mean "crane"'),
         ("5", "classes are 0 to 4"),
         ("-1", 'no class is named "-1"'),
     ):
         with pytest.raises(ValueError, match=message):
-            Wanted.parse([target], source.model)
+            target_from_words([target], made.NAMES, len(made.NAMES))
 
 
 def test_a_class_whose_name_is_a_number() -> None:
-    digits = made.model(class_names=["7", "8", "9", "0", "1"])
-    assert Wanted.parse(["0", "2"], digits).classes == (3, 2)
+    assert target_from_words(["0", "2"], ["7", "8", "9", "0", "1"], 5) == [3, 2]
 
 
-def test_only_keeps_what_belongs_to_the_classes() -> None:
+def test_select_keeps_what_belongs_to_the_classes() -> None:
     model = made.model()
     photo = made.picture(0)
     whole = method("kernelshap", model, budget=200)(photo)
-    part, direct = only(whole, [3, 1]), method("kernelshap", model, budget=200)(photo, target=[3, 1])
+    part, direct = whole.select([3, 1]), method("kernelshap", model, budget=200)(photo, target=[3, 1])
     for name in ("values", "classes", "base_values", "full_values"):
         torch.testing.assert_close(getattr(part, name), getattr(direct, name), rtol=0, atol=1e-6)
     assert part.stderr is not None
@@ -107,9 +105,9 @@ def test_only_keeps_what_belongs_to_the_classes() -> None:
 
 def test_a_method_explains_the_most_probable_classes(tmp_path: Path) -> None:
     model = made.model()
-    source = Source(model, method("exact", model), "exact", "a net")
+    source = Source(model, method("exact", model), "a model")
     (path,) = made.photos(tmp_path, 1)
-    (entry,) = explain_photos([path], source, wanted=Wanted(top=2))
+    (entry,) = explain_photos([path], source, target="top-2")
     assert isinstance(entry, Explained)
     best = model(path)[0].topk(2).indices.tolist()
     expected = method("exact", model)(path, target=best)
@@ -132,7 +130,7 @@ def test_an_image_that_cannot_be_explained_does_not_take_others_with_it(tmp_path
     model = made.model()
     paths = made.photos(tmp_path, 6)
     Image.new("RGB", (40, 40)).save(paths[4])
-    source = Source(model, AfraidOfTheDark(model), "afraid", "a net")
+    source = Source(model, AfraidOfTheDark(model), "a model")
     entries = list(explain_photos(paths, source, batch=6))
     assert [isinstance(entry, Failed) for entry in entries] == [i == 4 for i in range(6)]
     assert isinstance(entries[4], Failed)

@@ -22,11 +22,11 @@ from typer.testing import CliRunner
 from tests.explaining import made
 from vitshap.cli import app
 from vitshap.explaining import budget
-from vitshap.explaining.nets import load_model
-from vitshap.explaining.outputs import ParquetRows
-from vitshap.explaining.sources import open_model
+from vitshap.explaining.entries import Failed
+from vitshap.explaining.sinks import ParquetRows
+from vitshap.explaining.source import open_model
 from vitshap.models import Preprocess
-from vitshap.report import Failed
+from vitshap.models.load import ModelSpec, load_with_warnings
 
 SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
@@ -165,7 +165,7 @@ def test_dinov2_is_asked_at_the_size_that_it_is_used_at(home: Path) -> None:
     )
     says = {"size": {"shortest_edge": 64}, "crop_size": {"height": 56, "width": 56}, "do_center_crop": True}
     (home / "dino" / "preprocessor_config.json").write_text(json.dumps(says))
-    model, _ = load_model(str(home / "dino"))
+    model, _ = load_with_warnings(ModelSpec(str(home / "dino")))
     assert model.num_players == 16
     assert (model.preprocess.size, model.preprocess.resize) == ((56, 56), (64, 64))
     result = _run("photos/0.png", "--model", home / "dino", "--budget", "200", "--no-heatmaps")
@@ -174,7 +174,8 @@ def test_dinov2_is_asked_at_the_size_that_it_is_used_at(home: Path) -> None:
 
 def test_pixels_are_scaled_as_the_file_says(home: Path) -> None:
     unscaled = {"do_rescale": False, "image_mean": [127.5] * 3, "image_std": [127.5] * 3}
-    model, _ = load_model(str(_net(home / "net", says={"size": {"height": 32, "width": 32}, **unscaled})))
+    net = _net(home / "net", says={"size": {"height": 32, "width": 32}, **unscaled})
+    model, _ = load_with_warnings(ModelSpec(str(net)))
     assert model.preprocess.mean == pytest.approx((0.5,) * 3)
     assert model.preprocess.std == pytest.approx((0.5,) * 3)
 
@@ -187,7 +188,7 @@ def test_a_net_of_grey_images(home: Path) -> None:
 
 def test_many_players_are_warned_of(home: Path) -> None:
     net = _net(home / "net", image_size=84, patch_size=4, says={"size": {"height": 84, "width": 84}})
-    _, said = load_model(str(net))
+    _, said = load_with_warnings(ModelSpec(str(net)))
     assert any("441 players" in text for text in said)
 
 
@@ -301,8 +302,8 @@ def test_a_hub_that_cannot_be_reached_is_given_up_at_once(home: Path, monkeypatc
 
 
 def test_lines_say_that_the_work_goes_on(home: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitshap.explaining.terminal.FIRST_SILENCE", 0.001)
-    monkeypatch.setattr("vitshap.explaining.terminal.LONGEST_SILENCE", 0.001)
+    monkeypatch.setattr("vitshap.explaining.terminal.FIRST_WAIT", 0.001)
+    monkeypatch.setattr("vitshap.explaining.terminal.LONGEST_WAIT", 0.001)
     result = _run("photos", "--bundle", bundle, "--method", "permutation", "--budget", "200", "--json", "-")
     assert result.exit_code == 0
     assert len([json.loads(line) for line in result.stdout.splitlines()]) == 3

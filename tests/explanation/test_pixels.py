@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.explanation.small_vit import patch_sums
-from vitshap.explanation.pixels import pixel_owners, spread
+from vitshap.explanation.export import pixel_owners, spread
 
 
 def test_pixels_of_an_image_that_divides_are_its_patches():
@@ -65,8 +65,3 @@ def test_a_value_without_a_pixel_is_an_error_not_a_loss():
     without = torch.ones(1, 4, 1)
     without[0, lost] = 0  # nothing to lose
     assert float(spread(without, owners).sum()) == pytest.approx(3)
-
-
-def test_words_have_no_pixels():
-    with pytest.raises(ValueError, match="rows and columns"):
-        pixel_owners(torch.arange(4).view(1, 4), (8, 8))

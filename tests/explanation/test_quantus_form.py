@@ -10,7 +10,7 @@ import torch
 import vitshap
 from tests.explanation.small_vit import SIZE, SUPERPIXELS, random_images, small_vit
 from vitshap.explainers.explainer import Explainer
-from vitshap.explanation.pixels import pixel_owners
+from vitshap.explanation.export import pixel_owners
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Quantus warns about every parameter it is given
 
@@ -143,12 +143,10 @@ def test_what_quantus_adds_is_taken_and_errors_are_not_swallowed(model, batch):
     images, targets = batch
     explain = vitshap.quantus_explain_func(vitshap.method("random", model))
     assert explain(model, images, targets, device="cpu", method="random").shape == (4, 1, *SIZE)
-    with pytest.raises(TypeError, match='no option "budgt" here'):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'budgt'"):
         explain(model, images, targets, budgt=3)
-    with pytest.raises(TypeError, match="class numbers, got an array of float64"):
+    with pytest.raises(ValueError, match=r"holds integers.*float64"):
         explain(model, images, targets.astype(np.float64))
-    with pytest.raises(TypeError, match="a method or an explainer is expected, got str"):
-        vitshap.quantus_explain_func("exact")
 
 
 def test_evaluate_runs_several_metrics_at_once(model, batch):

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.explanation.small_vit import GRID, NAMES, PATCH, SIZE, SUPERPIXELS, random_images, small_vit
 from tests.test_explanation import make, ragged
-from vitshap.explanation.pixels import pixel_owners
+from vitshap.explanation.export import pixel_owners
 from vitshap.methods import method
 
 plt.switch_backend("Agg")
@@ -188,10 +188,10 @@ def test_originals_carry_the_map_in_the_explained_crop():
 
 def test_pictures_that_do_not_fit_are_refused():
     explanation = make(images=2)
-    with pytest.raises(ValueError, match="one picture per image is expected, 2; got 1"):
+    with pytest.raises(ValueError, match=r"one picture per image \(2\).*got 1 of 8 x 9 x 3"):
         explanation.to_shap(images=torch.rand(1, 3, 8, 9))
     photos = [Image.new("RGB", (9, 8)), Image.new("RGB", (8, 8))]
-    with pytest.raises(ValueError, match="one size, these are 8 x 8 x 3, 8 x 9 x 3"):
+    with pytest.raises(ValueError, match="one size; got 2 of 8 x 8 x 3, 8 x 9 x 3"):
         explanation.to_shap(images=photos)
     with pytest.raises(ValueError, match="has no pixel in image 0 of 1 x 1"):
         explanation.to_shap(images=torch.rand(2, 3, 1, 1))

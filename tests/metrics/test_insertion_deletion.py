@@ -1,7 +1,6 @@
 """Insertion and deletion against a plain loop, and that nothing irrelevant changes them."""
 
 from dataclasses import replace
-from importlib import import_module
 
 import pytest
 import torch
@@ -15,8 +14,6 @@ from vitshap.methods import method
 from vitshap.metrics import deletion, insertion
 from vitshap.models import MaskedModel, wrap
 from vitshap.players import Players
-
-methods = import_module("vitshap.methods")  # the module: vitshap.methods is the function
 
 
 def explain(model: MaskedModel, images: Tensor, values: Tensor, players=None) -> Explanation:
@@ -50,7 +47,7 @@ def test_curves_agree_with_a_plain_loop(insert, rows, columns, images, seed):
         for c in range(3):
             expected = by_hand(model, pixels[i], values[i, :, c], c, None, insert)
             assert curve.points[i, c].tolist() == pytest.approx(expected, abs=ROUNDING)
-            assert float(curve.area[i, c]) == pytest.approx(sum(expected) / len(expected), abs=ROUNDING)
+            assert float(curve.values[i, c]) == pytest.approx(sum(expected) / len(expected), abs=ROUNDING)
 
 
 @pytest.mark.parametrize("insert", [True, False])
@@ -68,7 +65,7 @@ def test_images_with_fewer_players_have_shorter_curves(insert):
         assert curve.points[0, c].tolist() == pytest.approx(whole, abs=ROUNDING)
         assert curve.points[1, c, :4].tolist() == pytest.approx(short, abs=ROUNDING)
         assert bool(curve.points[1, c, 4:].isnan().all())
-        assert float(curve.area[1, c]) == pytest.approx(sum(short) / 4, abs=ROUNDING)
+        assert float(curve.values[1, c]) == pytest.approx(sum(short) / 4, abs=ROUNDING)
     assert curve.fractions[0].tolist() == pytest.approx([k / 6 for k in range(7)])
     assert curve.fractions[1, :4].tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1])
     assert bool(curve.fractions[1, 4:].isnan().all())
@@ -105,7 +102,7 @@ def test_chunks_do_not_matter(monkeypatch, numbers):
     pixels = random_images(model, 2)
     explanations = [method(name, model)(pixels) for name in ("leave-one-out", "random")]
     expected = [insertion(model, pixels, one).points for one in explanations]
-    monkeypatch.setattr(methods, "NUMBERS_AT_ONCE", numbers)
+    monkeypatch.setattr("vitshap.game.NUMBERS_AT_ONCE", numbers)
     for one, points in zip(explanations, expected, strict=True):
         torch.testing.assert_close(insertion(model, pixels, one).points, points, atol=ROUNDING, rtol=0)
 
@@ -150,23 +147,20 @@ def test_every_order_of_ties_is_equally_likely():
     assert int((first_inserted == 1).sum() + (first_inserted == 2).sum()) == 3000
 
 
-def test_target_and_nontarget_areas():
+def test_areas_of_the_own_class_and_of_the_others():
     model = small_net(num_classes=4)
     pixels = random_images(model, 3)
     curve = insertion(model, pixels, method("leave-one-out", model)(pixels))
     labels = torch.tensor([2, 0, 3])
     for i, label in enumerate(labels.tolist()):
-        others = [float(curve.area[i, c]) for c in range(4) if c != label]
-        assert float(curve.target_area(labels)[i]) == float(curve.area[i, label])
-        assert float(curve.nontarget_area(labels)[i]) == pytest.approx(sum(others) / 3)
+        others = [float(curve.values[i, c]) for c in range(4) if c != label]
+        assert float(curve.target(labels).per_image[i]) == float(curve.values[i, label])
+        assert float(curve.others(labels).per_image[i]) == pytest.approx(sum(others) / 3)
     single = insertion(model, pixels, method("leave-one-out", model)(pixels, target=labels))
-    torch.testing.assert_close(single.target_area(labels), curve.target_area(labels))
-    with pytest.raises(ValueError, match="target=None"):
-        single.nontarget_area(labels)
+    torch.testing.assert_close(single.target(labels).per_image, curve.target(labels).per_image)
+    assert single.others(labels).undefined == 3
     with pytest.raises(ValueError, match="class 1 was not explained for image 0"):
-        single.target_area(torch.tensor([1, 0, 3]))
-    with pytest.raises(ValueError, match="one class per image"):
-        single.target_area(torch.tensor([1, 0]))
+        single.target(torch.tensor([1, 0, 3]))
 
 
 def test_an_explanation_of_something_else_is_refused():

@@ -37,6 +37,27 @@ def _transformers(cls: str, attention: str = "sdpa", **options: Any) -> Callable
     return build
 
 
+def _vision(cls: str, attention: str = "sdpa", **options: Any) -> Callable[[], nn.Module]:
+    """CLIP and SigLIP: the vision encoder has a configuration of its own."""
+
+    def build() -> nn.Module:
+        net_class = getattr(transformers, cls)
+        vision = {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+            "image_size": 32,
+            "patch_size": 8,
+            **options,
+        }
+        config = net_class.config_class(vision_config=vision, num_labels=CLASSES)
+        config._attn_implementation = attention
+        return net_class(config)
+
+    return build
+
+
 def _torchvision() -> nn.Module:
     return torchvision.models.VisionTransformer(
         image_size=32, patch_size=8, num_layers=2, num_heads=4, hidden_dim=32, mlp_dim=64, num_classes=CLASSES
@@ -74,6 +95,10 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "transformers BEiT class token": _transformers(
         "BeitForImageClassification", "eager", use_mean_pooling=False, use_shared_relative_position_bias=True
     ),
+    "transformers CLIP": _vision("CLIPForImageClassification"),
+    "transformers CLIP eager": _vision("CLIPForImageClassification", "eager"),
+    "transformers SigLIP": _vision("SiglipForImageClassification"),
+    "transformers SigLIP eager": _vision("SiglipForImageClassification", "eager"),
     "torchvision ViT": _torchvision,
 }
 
@@ -99,6 +124,8 @@ def images(name: str, n: int = 2, seed: int = 1) -> Tensor:
 def blocks(net: Any) -> list[nn.Module]:
     if hasattr(net, "blocks"):
         return list(net.blocks)
+    if hasattr(net, "vision_model"):
+        return list(net.vision_model.encoder.layers)
     if hasattr(net, "base_model"):
         trunk = net.base_model
         return list(trunk.layers if hasattr(trunk, "layers") else trunk.encoder.layer)

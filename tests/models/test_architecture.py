@@ -118,7 +118,7 @@ REFUSED = {
     "heads": (lambda: _narrow(nets.build("timm ViT")), "blocks.1.attn.num_heads is 2 instead of 4"),
     "subclass": (lambda: Subclass(nets.build("transformers ViT").config), "Subclass"),
     "convolutional": (lambda: torchvision.models.resnet18(), "ResNet"),
-    "own": (lambda: nn.Sequential(nn.Linear(2, 2)), "Sequential is of none of"),
+    "own": (lambda: nn.Sequential(nn.Linear(2, 2)), "Sequential is not a class of"),
 }
 
 

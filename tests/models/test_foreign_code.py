@@ -11,7 +11,7 @@ import pytest
 
 import vitshap
 from tests.models import nets
-from vitshap.explaining.nets import load_model
+from vitshap.models.load import ModelSpec, load_with_warnings
 
 SOURCE = Path(vitshap.__file__).parent
 
@@ -49,7 +49,7 @@ def test_code_in_a_folder_is_not_run(tmp_path: Path, asked: list[str]) -> None:
     folder, marker = _with_code(tmp_path / "net", model_type="own-vit")
     surrogate = vitshap.wrap(nets.build("transformers ViT"), check=False)
     loading = (
-        lambda: load_model(str(folder)),
+        lambda: load_with_warnings(ModelSpec(str(folder))),
         lambda: vitshap.Explainer(surrogate, vitshap.ExplainerConfig(init=str(folder))),
     )
     for load in loading:
@@ -62,7 +62,7 @@ def test_code_in_a_folder_is_not_run(tmp_path: Path, asked: list[str]) -> None:
 
 def test_a_net_that_transformers_has_itself_needs_no_code(tmp_path: Path, asked: list[str]) -> None:
     folder, marker = _with_code(tmp_path / "net")
-    model, _ = load_model(str(folder))
+    model, _ = load_with_warnings(ModelSpec(str(folder)))
     assert model.num_classes == nets.CLASSES
     assert not marker.exists()
     assert asked == []
@@ -75,12 +75,12 @@ def test_pipes_in_a_folder_are_not_read(tmp_path: Path, file: str) -> None:
     (tmp_path / "net" / file).unlink(missing_ok=True)
     os.mkfifo(tmp_path / "net" / file)
     if file == "preprocessor_config.json":  # as if it were absent
-        model, said = load_model(str(tmp_path / "net"))
+        model, said = load_with_warnings(ModelSpec(str(tmp_path / "net")))
         assert model.preprocess is not None
         assert any("does not say how it wants its images" in line for line in said)
         return
     with pytest.raises(ValueError, match="cannot be loaded with transformers") as caught:
-        load_model(str(tmp_path / "net"))
+        load_with_warnings(ModelSpec(str(tmp_path / "net")))
     assert "\n" not in str(caught.value)
 
 
@@ -88,7 +88,7 @@ def test_a_configuration_nested_too_deeply(tmp_path: Path) -> None:
     nets.build("transformers ViT").save_pretrained(tmp_path / "net")
     (tmp_path / "net" / "config.json").write_text("[" * 200_000 + "]" * 200_000)
     with pytest.raises(ValueError, match="cannot be loaded with transformers") as caught:
-        load_model(str(tmp_path / "net"))
+        load_with_warnings(ModelSpec(str(tmp_path / "net")))
     assert "\n" not in str(caught.value)
 
 

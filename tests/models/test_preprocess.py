@@ -132,7 +132,7 @@ def test_arrays_and_single_tensors_are_images() -> None:
         (np.zeros((3, 32, 3), np.uint8), r"got uint8 \[3, 32, 3\]"),
         (np.zeros((3, 24, 32)), r"float \[3, 32, 32\], with or without a batch; got float64 \[3, 24, 32\]"),
         (np.zeros((32, 32, 3), np.int64), "got int64"),
-        (np.zeros((0, 3, 32, 32)), "the batch is empty"),
+        (np.zeros((0, 3, 32, 32)), "at least one; got"),
         (np.zeros((0, 0, 3), np.uint8), "got uint8"),
         (np.zeros(()), "got float64"),
         (np.full((3, 32, 32), np.nan), "not finite"),

@@ -150,7 +150,7 @@ def test_a_deep_copy_is_independent() -> None:
         ),
         (
             lambda: transformers.SwinForImageClassification(transformers.SwinConfig(depths=[1], num_heads=[2])),
-            "known to keep withheld patches out",
+            "models these can be masked",
         ),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), "comes from none of"),
     ],
@@ -266,7 +266,6 @@ def test_what_the_net_says_of_itself_is_used() -> None:
         ({"removal": "random"}, ValueError, "reference="),
         ({"reference": torch.zeros(1, 3, 32, 32)}, ValueError, 'removal="random"'),
         ({"removal": "random", "reference": torch.zeros(1, 3, 16, 16)}, ValueError, r"\[B, 3, 32, 32\]"),
-        ({"preprocess": 3}, TypeError, "int"),
         ({"players": "word"}, ValueError, "word"),
     ],
 )
@@ -291,9 +290,9 @@ def test_only_nets_are_wrapped_and_only_once() -> None:
         (torch.zeros(2, 1, 32, 32), ValueError, r"\[2, 1, 32, 32\]"),
         (torch.zeros(3, 24, 32), ValueError, r"\[3, 24, 32\]"),
         (torch.zeros(32, 32, 3), ValueError, r"\[32, 32, 3\]"),
-        (torch.zeros(0, 3, 32, 32), ValueError, "empty"),
+        (torch.zeros(0, 3, 32, 32), ValueError, "at least one"),
         (torch.full((2, 3, 32, 32), float("nan")), ValueError, "not finite"),
-        (torch.zeros(2, 3, 32, 32, device="meta"), ValueError, "meta"),
+        (torch.zeros(2, 3, 32, 32, device="meta"), TypeError, "meta"),
         ([1, 2], TypeError, "list"),
     ],
 )

@@ -123,14 +123,3 @@ def test_the_strip_runs_from_the_lowest_to_the_highest():
     assert (strip[4, 127:129] > 240).all()
     upright = np.asarray(plots.colour_scale_png(10, 256, vertical=True))
     np.testing.assert_array_equal(upright[:, 0], strip[0, ::-1])
-
-
-def test_what_cannot_be_drawn_is_refused():
-    for limit in (0, -1.0, np.nan, np.inf):
-        with pytest.raises(ValueError, match="positive number, got"):
-            plots.overlay_png(np.eye(2), limit=limit)
-    for picture in (None, np.ones((4, 4))):
-        with pytest.raises(ValueError, match="max_side is at least 1 pixel, got 0"):
-            plots.overlay_png(np.eye(2), picture, max_side=0)
-    with pytest.raises(ValueError, match="got 0 x 5"):
-        plots.colour_scale_png(0, 5)

@@ -11,8 +11,8 @@ from transformers import ViTConfig, ViTForImageClassification
 import vitshap
 from vitshap.coalitions import uniform_size
 from vitshap.data import Augmentation, Splits, load_digits, sample_coalitions
+from vitshap.estimators.estimate import correlation
 from vitshap.estimators.exact import exact
-from vitshap.estimators.reliability import correlation
 from vitshap.explainers import Explainer, ExplainerConfig, bundle
 from vitshap.models import MaskedModel, wrap
 from vitshap.training.configs import (

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitshap.coalitions import CoalitionLaw, all_coalitions, shapley_kernel
 from vitshap.estimators.exact import exact
-from vitshap.explainers.sizes import size_bumps
+from vitshap.explainers.network import size_bumps
 from vitshap.game import Game
 from vitshap.training.configs import ValuesConfig
 from vitshap.training.explainer import ValuesStep

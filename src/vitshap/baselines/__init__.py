@@ -1,1 +1,1 @@
-"""Rivals of Shapley values: each is one file, found by its name in ``vitshap.methods``."""
+"""Baselines that Shapley values are compared with; ``vitshap.methods.registry`` lists them by name."""

@@ -1,49 +1,51 @@
 """Error against evaluations: our estimators, shapiq's and captum's on the same games with the same budgets.
 
-Every estimator is given a budget in evaluations and the whole of it; what the game counts is what is reported, so that
-an estimator that asks more than it was given is seen to. Errors are root mean squares over players, in units of the
-true values' standard deviation over players.
+Every estimator is given the same budget of evaluations. The evaluations reported are those that the game counts, so that
+an estimator that exceeds its budget shows. Errors are root mean squares over players, relative to the standard deviation
+over players of the exact values.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, log
+from statistics import geometric_mean
 from typing import TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitshap.analytic import random_unanimity
-from vitshap.bench import digit_net
-from vitshap.coalitions import all_coalitions
-from vitshap.data import load_digits
+from vitshap.coalitions import all_coalitions, uniform_size
+from vitshap.data import Splits, load_digits
 from vitshap.estimators.exact import exact
 from vitshap.estimators.kernel import kernelshap, kernelshap_original
 from vitshap.estimators.permutation import permutation
+from vitshap.experiments.tables import Column, Table
 from vitshap.game import Game
+from vitshap.models import MaskedModel, wrap
 from vitshap.shapiq_games import as_shapiq
 
 Contender: TypeAlias = Callable[[Game, int, int], Tensor]
 """Takes a game of one input and one output, a budget and a seed; returns values ``[d]``."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One run of one estimator on one game."""
-
-    game: str
-    estimator: str
-    budget: int
-    seed: int
-    evaluations: int
-    """As counted by the game."""
-    error: float
-    """Root mean squared error over players, relative to the standard deviation of the true values."""
-
+COLUMNS = (
+    Column("game"),
+    Column("estimator"),
+    Column("budget", ",d"),
+    Column("seed", "d"),
+    Column("evaluations", ",d"),
+    Column("error", ".4f"),
+)
+"""Of a table with one row per run of an estimator on a game."""
+ERRORS = (0.2, 0.1, 0.05, 0.03)
+"""Errors that the summary has columns for."""
+EPOCHS, BATCH, RATE = 40, 128, 3e-3
+"""Training of the network whose digits are explained."""
 
 OURS: dict[str, Contender] = {
     "kernelshap": lambda game, budget, seed: kernelshap(game, budget=budget, seed=seed).values[0, :, 0],
@@ -55,7 +57,7 @@ OURS: dict[str, Contender] = {
 
 
 def theirs() -> dict[str, Contender]:
-    """shapiq's and captum's estimators of Shapley values, with and without pairing where there is the choice."""
+    """Return shapiq's and captum's estimators of Shapley values, with and without pairing where there is a choice."""
     return {
         "shapiq KernelSHAP": _shapiq("KernelSHAP"),
         "shapiq KernelSHAP paired": _shapiq("KernelSHAP", pairing_trick=True),
@@ -77,21 +79,20 @@ def compare(
     seeds: Sequence[int] = range(20),
     contenders: Mapping[str, Contender] | None = None,
     truths: Mapping[str, Tensor] | None = None,
+    title: str = "runs",
     note: Callable[[str], object] = lambda text: None,
-) -> list[Row]:
+) -> Table:
     """Run every contender (default: all) on every game (default: 20 synthetic ones of 12 players).
 
-    ``truths`` (``[d]`` each) are computed by enumeration where not given. Games have one input and one output. ``note``
-    is called with the name of every game.
+    ``truths`` are the games' exact values (``[d]`` each), computed by enumeration where not given. Games have one input
+    and one output. ``note`` is called with the name of every game.
     """
     games = synthetic_games() if games is None else games
     contenders = {**OURS, **theirs()} if contenders is None else contenders
-    rows = []
-    for number, (title, game) in enumerate(games.items(), start=1):
-        note(f"{title} ({number} of {len(games)}): {len(contenders)} estimators")
-        if game.batch_size != 1 or game.num_outputs != 1:
-            raise ValueError(f"{title} has {game.batch_size} inputs and {game.num_outputs} outputs: give one of each")
-        truth = truths[title] if truths is not None and title in truths else exact(game).values[0, :, 0]
+    table = Table(title, COLUMNS)
+    for number, (game_name, game) in enumerate(games.items(), start=1):
+        note(f"{game_name} ({number} of {len(games)}): {len(contenders)} estimators")
+        truth = truths[game_name] if truths is not None and game_name in truths else exact(game).values[0, :, 0]
         spread = float(truth.std(correction=0))
         for name, contender in contenders.items():
             for budget in budgets:
@@ -99,54 +100,109 @@ def compare(
                     before = game.evaluations
                     values = contender(game, budget, seed).to(truth)
                     error = float((values - truth).square().mean().sqrt()) / spread
-                    rows.append(Row(title, name, budget, seed, game.evaluations - before, error))
-    return rows
+                    used = game.evaluations - before
+                    table.add(game=game_name, estimator=name, budget=budget, seed=seed, evaluations=used, error=error)
+    return table
 
 
 def compare_all(
     *, seeds: int = 20, captum_seeds: int = 5, digits: int = 5, note: Callable[[str], object] = lambda text: None
-) -> dict[str, list[Row]]:
-    """Ours, shapiq's and captum's estimators on 20 synthetic games and on ``digits`` digits of a small ViT.
+) -> list[Table]:
+    """Compare ours, shapiq's and captum's estimators on 20 synthetic games and on ``digits`` digits of a small ViT.
 
-    captum evaluates one coalition at a time in Python, so it gets fewer seeds. ``note`` is called with what comes next.
+    captum evaluates one coalition at a time in Python, so it gets fewer seeds. ``note`` is called with what is measured
+    next.
     """
     groups = {"20 games of 12 players": synthetic_games()}
     if digits:
-        note("training a small net on digits")
+        note("training a small network on digits")
         groups[f"{digits} digits, 16 players"] = digit_games(digits)
     everybody = {**OURS, **theirs()}
     slow = {name: contender for name, contender in everybody.items() if name.startswith("captum")}
     quick = {name: contender for name, contender in everybody.items() if name not in slow}
-    return {
-        title: compare(games, seeds=range(seeds), contenders=quick, note=note)
-        + compare(games, seeds=range(captum_seeds), contenders=slow, note=note)
-        for title, games in groups.items()
-    }
+    tables = []
+    for title, games in groups.items():
+        table = compare(games, seeds=range(seeds), contenders=quick, title=title, note=note)
+        table.rows += compare(games, seeds=range(captum_seeds), contenders=slow, note=note).rows
+        tables.append(table)
+    return tables
+
+
+def summary(runs: Table, errors: Sequence[float] = ERRORS) -> Table:
+    """Summarise runs: evaluations that each estimator needs to reach an error, geometric mean over games."""
+    columns = (Column("estimator"), *(Column(f"error {error:g}", ",.0f") for error in errors))
+    table = Table(f"{runs.title}: evaluations to a relative error, geometric mean", columns)
+    needed = {f"error {error:g}": evaluations_to_error(runs, error) for error in errors}
+    for name in dict.fromkeys(runs.values("estimator")):
+        means = {
+            key: geometric_mean([n for (_, own), n in found.items() if own == name]) for key, found in needed.items()
+        }
+        table.add(estimator=name, **means)
+    shown = (f"{ours_over_theirs(runs, error)[0]:.2f} at error {error:g}" for error in errors)
+    table.notes.append(f"kernelshap / best of theirs on each game: {', '.join(shown)}")
+    return table
 
 
 def digit_games(number: int) -> dict[str, Game]:
-    """Predicted classes of unseen digits: tables of all 65,536 coalitions of a small ViT trained with patches missing."""
+    """Return games of the predicted classes of test digits: all 65,536 coalitions of a small ViT, looked up."""
     tables = digit_tables(number)
     return {f"digit {i}": from_table(table[:, [int(table[-1].argmax())]]) for i, table in enumerate(tables)}
 
 
 def digit_tables(number: int) -> Tensor:
-    """Values of all coalitions of unseen digits, float64 ``[number, 65536, 10]``."""
+    """Compute the values of all coalitions of test digits, float64 ``[number, 65536, 10]``."""
     torch.manual_seed(0)
     digits = load_digits()
-    model = digit_net.train(digits)
+    model = train_on_digits(digits)
     images = torch.stack([digits.test[i][0] for i in range(number)])
     return model.game(images)(all_coalitions(model.num_players)).double()
 
 
-def evaluations_to_error(rows: Sequence[Row], error: float) -> dict[tuple[str, str], float]:
-    """Budget at which the root mean squared error over seeds falls to ``error``, by (game, estimator).
+def train_on_digits(digits: Splits, *, epochs: int = EPOCHS) -> MaskedModel:
+    """Train a ViT of width 32 and 3 layers with patches withheld at random, so that it is its own surrogate."""
+    from transformers import ViTConfig, ViTForImageClassification
 
-    Interpolated between budgets on logarithmic axes; beyond the last one, extrapolated as one over the square root.
+    config = ViTConfig(
+        image_size=8,
+        patch_size=2,
+        num_channels=1,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=64,
+        id2label={i: str(i) for i in range(10)},
+        label2id={str(i): i for i in range(10)},
+    )
+    model = wrap(ViTForImageClassification(config))
+    images, labels = digits.train.images, digits.train.labels
+    assert isinstance(images, Tensor)
+    steps = epochs * -(-len(images) // BATCH)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=RATE)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, RATE, total_steps=steps)
+    model.train()
+    for _ in range(epochs):
+        for batch in torch.randperm(len(images)).split(BATCH):  # type: ignore[no-untyped-call]
+            coalitions = uniform_size(model.num_players).sample(len(batch))[:, None]  # one each, [B, 1, d]
+            logits = model.logits(images[batch], coalitions)[:, 0]
+            loss = F.cross_entropy(logits, labels[batch])
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            schedule.step()
+    return model.eval()
+
+
+def evaluations_to_error(runs: Table, error: float) -> dict[tuple[str, str], float]:
+    """Compute the budget at which the root mean squared error over seeds falls to ``error``, by (game, estimator).
+
+    It is interpolated between budgets on logarithmic axes and, beyond the largest one, extrapolated as one over the
+    square root.
     """
     curves: dict[tuple[str, str], dict[int, list[float]]] = {}
-    for row in rows:
-        curves.setdefault((row.game, row.estimator), {}).setdefault(row.budget, []).append(row.error**2)
+    for game, estimator, budget, found in zip(
+        *(runs.values(key) for key in ("game", "estimator", "budget", "error")), strict=True
+    ):
+        curves.setdefault((game, estimator), {}).setdefault(budget, []).append(found**2)
     needed = {}
     for key, curve in curves.items():
         points = [(budget, (sum(squares) / len(squares)) ** 0.5) for budget, squares in sorted(curve.items())]
@@ -154,18 +210,18 @@ def evaluations_to_error(rows: Sequence[Row], error: float) -> dict[tuple[str, s
     return needed
 
 
-def ours_over_theirs(rows: Sequence[Row], error: float, ours: str = "kernelshap") -> tuple[float, dict[str, float]]:
-    """Evaluations that ``ours`` needs over those of the best of theirs: geometric mean over games, and each game's."""
-    needed = evaluations_to_error(rows, error)
+def ours_over_theirs(runs: Table, error: float, ours: str = "kernelshap") -> tuple[float, dict[str, float]]:
+    """Compute how many evaluations ``ours`` needs over the best of theirs: geometric mean over games, and each game's."""
+    needed = evaluations_to_error(runs, error)
     ratios = {}
-    for game in {row.game for row in rows}:
+    for game in dict.fromkeys(runs.values("game")):
         rivals = [n for (title, name), n in needed.items() if title == game and name not in OURS]
         ratios[game] = needed[game, ours] / min(rivals)
-    return exp(sum(log(ratio) for ratio in ratios.values()) / len(ratios)), ratios
+    return geometric_mean(ratios.values()), ratios
 
 
 def synthetic_games(d: int = 12, *, seed: int = 0) -> dict[str, Game]:
-    """Twenty games of four kinds: interactions of any order, of low order, softmax and sigmoid outputs."""
+    """Return twenty games of four kinds: interactions of any order, of low order, softmax and sigmoid outputs."""
     games: dict[str, Game] = {}
     for i in range(seed, seed + 5):
         games[f"unanimity {i}"] = random_unanimity(d, terms=60, seed=i)
@@ -176,7 +232,7 @@ def synthetic_games(d: int = 12, *, seed: int = 0) -> dict[str, Game]:
 
 
 def softmax_table(d: int, num_outputs: int = 10, *, seed: int = 0) -> Tensor:
-    """Values ``[2^d, K]`` of a classifier-like game: softmax of a random net, the first class favoured by every player."""
+    """Return values ``[2^d, K]`` of a game like a classifier: softmax of a random network, every player for class 0."""
     generator = torch.Generator().manual_seed(seed)
     hidden = 32
 
@@ -191,7 +247,7 @@ def softmax_table(d: int, num_outputs: int = 10, *, seed: int = 0) -> Tensor:
 
 
 def sigmoid_table(d: int, *, seed: int = 0) -> Tensor:
-    """Values ``[2^d, 1]`` of a sigmoid of a sum with random interactions of two."""
+    """Return values ``[2^d, 1]`` of a sigmoid of a sum with random pairwise interactions."""
     generator = torch.Generator().manual_seed(seed)
     s = all_coalitions(d).to(torch.float64)
     weights = torch.randn(d, generator=generator, dtype=torch.float64)
@@ -200,10 +256,8 @@ def sigmoid_table(d: int, *, seed: int = 0) -> Tensor:
 
 
 def from_table(table: Tensor) -> Game:
-    """A game that looks its values up: row number's bits are the members; ``[2^d, K]``."""
+    """Return a game that looks its values up in ``[2^d, K]``: the bits of a row's number are the coalition's members."""
     d = (len(table) - 1).bit_length()
-    if len(table) != 2**d:
-        raise ValueError(f"a table has a value for each of 2^d coalitions, got {len(table)} rows")
     place = 2 ** torch.arange(d, device=table.device)
 
     def value(s: Tensor) -> Tensor:
@@ -245,12 +299,12 @@ def _captum_kernel(game: Game, budget: int, seed: int) -> Tensor:
 def _captum_permutation(game: Game, budget: int, seed: int) -> Tensor:
     from captum.attr import ShapleyValueSampling
 
-    orders = max((budget - 1) // game.num_players, 1)  # each walks through all players; the baseline is asked once
+    orders = max((budget - 1) // game.num_players, 1)  # each goes through all players; the baseline is evaluated once
     return _captum(ShapleyValueSampling, game, orders, seed, perturbations=game.num_players)
 
 
 def _captum(method: Callable[..., object], game: Game, samples: int, seed: int, perturbations: int) -> Tensor:
-    """captum on the indicator vector of the players: 1 takes part, the baseline 0 does not."""
+    """Run captum on the indicator vector of a coalition; its baseline is the empty coalition."""
 
     def forward(indicator: Tensor) -> Tensor:
         return game(indicator > 0.5)[0, :, 0]

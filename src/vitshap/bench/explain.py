@@ -1,8 +1,8 @@
-"""What an explanation costs beside the two forward passes that nobody can do without: the net's and the surrogate's.
+"""Time of an explanation beside one forward pass of the explained model and one of the surrogate.
 
 An explainer evaluates the surrogate once, for v(1), and its own network once: the trunk, one more block and three layers.
-The three calls are timed in turn, round by round, and compared within a round, because machines that others use as well
-change their speed from second to second; medians over rounds are reported.
+The three calls are timed in turn, round by round, and compared within a round, because the speed of a shared machine
+changes from second to second; medians over rounds are reported.
 """
 
 from __future__ import annotations
@@ -12,51 +12,42 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor, nn
 
-from vitshap.bench.coalitions import Arch, build_net
-from vitshap.bench.machine import threads
+from vitshap.bench.speed import Arch, build_net, synchronize, threads
+from vitshap.experiments.tables import Cell, Column, Table
 from vitshap.explainers import Explainer, ExplainerConfig, bundle
 from vitshap.models import wrap
 from vitshap.models.base import unwrapped
 
-ASKED = 1.35
-"""Most that explaining may cost, in units of one forward of the net and one of the surrogate."""
+MAX_RATIO = 1.35
+"""Most that explaining may cost, in units of one forward pass of the net and one of the surrogate."""
 BATCHES = (1, 64)
 CALLS = ("net", "surrogate", "explain")
 
 
-class Line(NamedTuple):
-    """One batch size and number of threads; seconds are per call, medians over rounds."""
-
-    batch: int
-    threads: int | None
-    net: float
-    """A plain forward of the net, by its own library."""
-    surrogate: float
-    """A forward of the surrogate: the net, its link, and checks of the images."""
-    explain: float
-    """``explainer(images)``, values of all classes."""
-    ratio: float
-    """explain / (net + surrogate): the median of the rounds' own ratios."""
-    spread: tuple[float, float]
-    """Quarter and three quarters of the rounds' ratios."""
-    own_pass: float
-    """(explain - surrogate) / net, likewise: what the explainer's own network costs."""
-    rounds: int
-
-    @property
-    def images_per_second(self) -> dict[str, float]:
-        """Of each call."""
-        return {name: self.batch / getattr(self, name) for name in CALLS}
+COLUMNS = (
+    Column("batch", "d"),
+    Column("threads", "d"),
+    *(Column(name, ",.1f", "ms") for name in CALLS),
+    Column("throughput", ",.1f", "images/s"),
+    Column("ratio", ".2f"),
+    Column("own_pass", ".2f"),
+    Column("rounds", "d"),
+)
+NOTES = [
+    "net: a plain forward pass by its own library; surrogate: the same with its link and checks of the images; explain: "
+    "explainer(images), values of all classes. Milliseconds per call, medians over rounds; throughput: of explain",
+    f"ratio: explain / (net + surrogate), median of the rounds' ratios and their quartiles, at most {MAX_RATIO} is asked. "
+    "own pass: (explain - surrogate) / net, the cost of the explainer's own network",
+]
 
 
 def load(name: str | None, device: torch.device) -> tuple[Explainer, str]:
-    """A stored explainer (default: the first that is shipped), and what it is called."""
+    """Load a stored explainer (by default the first shipped one); return it and its name."""
     known = bundle.shipped()
     if name is None and not known:
         raise ValueError("no explainer is shipped with this installation: give --bundle FOLDER, or --arch")
@@ -65,7 +56,7 @@ def load(name: str | None, device: torch.device) -> tuple[Explainer, str]:
 
 
 def build(arch: Arch, device: torch.device) -> tuple[Explainer, str]:
-    """An explainer of a plain ViT/16 with random weights, ten classes."""
+    """Build an explainer of a plain ViT/16 with random weights and ten classes; return it and its name."""
     torch.manual_seed(0)
     surrogate = wrap(build_net("transformers", arch).to(device))
     config = ExplainerConfig(tanh=False, output_scale=2 / surrogate.num_players, magnitudes=True)
@@ -73,66 +64,45 @@ def build(arch: Arch, device: torch.device) -> tuple[Explainer, str]:
 
 
 def measure_all(
-    explainer: Explainer, *, thread_counts: Sequence[int] = (1, 2), half: bool = False, **options: Any
-) -> list[Line]:
+    explainer: Explainer, *, thread_counts: Sequence[int] = (1, 2), half: bool = False, title: str = "", **options: Any
+) -> Table:
     """``measure`` once on a GPU (``half``: under bfloat16 autocast), on a CPU for each number of threads."""
+    table = Table(title, COLUMNS, notes=NOTES)
+    autocast = torch.bfloat16 if half else None
     if explainer.surrogate.device.type == "cuda":
-        return measure(explainer, autocast=torch.bfloat16 if half else None, **options)
-    lines = []
+        measure(explainer, table, autocast=autocast, **options)
+        return table
     for count in thread_counts:
         with threads(count):
-            lines += measure(explainer, autocast=torch.bfloat16 if half else None, thread_count=count, **options)
-    return lines
+            measure(explainer, table, autocast=autocast, thread_count=count, **options)
+    return table
 
 
 def measure(
     explainer: Explainer,
+    table: Table,
     *,
     batches: Sequence[int] = BATCHES,
     thread_count: int | None = None,
     autocast: torch.dtype | None = None,
     rounds: int = 15,
     at_least: float = 0.2,
-) -> list[Line]:
-    """Time the three calls for each batch size; a part of a round lasts ``at_least`` seconds or one call.
+) -> None:
+    """Time the three calls for each batch size and add rows; a part of a round lasts ``at_least`` seconds or one call.
 
-    ``autocast``: compute in this precision (CUDA). ``thread_count`` is noted, and set elsewhere.
+    ``autocast``: compute in this precision (CUDA). ``thread_count`` is only reported, and set by the caller.
     """
     surrogate = explainer.surrogate
     device = surrogate.device
     if autocast is not None and device.type != "cuda":
         raise ValueError("half precision is measured on a GPU: on some CPUs it ends the process")
-    # A bundle rarely holds the classifier, which is a net like the surrogate's: its copy costs the same.
+    # A bundle rarely holds the classifier, which has the surrogate's architecture: a copy of the latter costs the same.
     net = copy.deepcopy(unwrapped(surrogate.net)).eval()
     cast: Any = nullcontext() if autocast is None else torch.autocast(device.type, autocast)
-    lines = []
     with torch.no_grad(), cast:
         for batch in batches:
-            pixels = _pixels(explainer, batch, device)
-            calls = _calls(net, explainer, pixels)
-            found = _rounds(calls, device, rounds, at_least)
-            lines.append(_line(found, batch, thread_count))
-    return lines
-
-
-def table(lines: Sequence[Line], title: str) -> Table:
-    """For a terminal."""
-    made = Table(title=title, title_justify="left")
-    for heading in ("batch", "threads", *CALLS, "ratio (quartiles)", "own pass"):
-        made.add_column(heading, justify="right")
-    for line in lines:
-        rates = line.images_per_second
-        speeds = [
-            f"{getattr(line, name) * 1e3:,.1f} ms" if line.batch == 1 else f"{rates[name]:,.1f}/s" for name in CALLS
-        ]
-        low, high = line.spread
-        ratios = (f"{line.ratio:.2f} ({low:.2f}-{high:.2f})", f"{line.own_pass:.2f}")
-        made.add_row(str(line.batch), str(line.threads or ""), *speeds, *ratios)
-    made.caption = (
-        f"/s: images per second. ratio: explain / (net + surrogate), asked: at most {ASKED}. "
-        "own pass: (explain - surrogate) / net"
-    )
-    return made
+            calls = _calls(net, explainer, _pixels(explainer, batch, device))
+            table.add(**_row(_rounds(calls, device, rounds, at_least), batch, thread_count))
 
 
 def _pixels(explainer: Explainer, batch: int, device: torch.device) -> Tensor:
@@ -149,38 +119,33 @@ def _calls(net: nn.Module, explainer: Explainer, pixels: Tensor) -> dict[str, Ca
 def _rounds(
     calls: dict[str, Callable[[], object]], device: torch.device, rounds: int, at_least: float
 ) -> list[dict[str, float]]:
-    """Seconds per call, round by round."""
+    """Return seconds per call, round by round."""
     for work in calls.values():
-        _seconds(work, device, 0)  # the first call of anything is slow
+        _seconds(work, device, 0)  # first calls are slow
     repeats = {name: max(1, round(at_least / _seconds(work, device, 1))) for name, work in calls.items()}
-    fewest = min(repeats.values())  # equally many of each, so that a slow moment hits them alike
+    fewest = min(repeats.values())  # equally many of each, so that a slow moment affects all equally
     return [{name: _seconds(work, device, fewest) for name, work in calls.items()} for _ in range(rounds)]
 
 
 def _seconds(work: Callable[[], object], device: torch.device, calls: int) -> float:
-    """Mean of so many calls; 0: one call to warm up."""
-    _wait(device)
+    """Return the mean time of ``calls`` calls; 0: one call to warm up."""
+    synchronize(device)
     start = time.perf_counter()
     for _ in range(max(calls, 1)):
         work()
-    _wait(device)
+    synchronize(device)
     return (time.perf_counter() - start) / max(calls, 1)
 
 
-def _line(found: list[dict[str, float]], batch: int, thread_count: int | None) -> Line:
+def _row(found: list[dict[str, float]], batch: int, thread_count: int | None) -> dict[str, Cell | float | None]:
     ratios = sorted(one["explain"] / (one["net"] + one["surrogate"]) for one in found)
     quarter = len(ratios) // 4
-    return Line(
-        batch=batch,
-        threads=thread_count,
-        **{name: median(one[name] for one in found) for name in CALLS},
-        ratio=median(ratios),
-        spread=(ratios[quarter], ratios[-1 - quarter]),
-        own_pass=median((one["explain"] - one["surrogate"]) / one["net"] for one in found),
-        rounds=len(found),
-    )
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return {
+        "batch": batch,
+        "threads": thread_count,
+        **{name: 1e3 * median(one[name] for one in found) for name in CALLS},
+        "throughput": batch / median(one["explain"] for one in found),
+        "ratio": Cell(median(ratios), interval=(ratios[quarter], ratios[-1 - quarter])),
+        "own_pass": median((one["explain"] - one["surrogate"]) / one["net"] for one in found),
+        "rounds": len(found),
+    }

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from vitshap.bench.command import Pace, app, console, write_json
+from vitshap.bench.command import Device, Out, ProgressLines, show, subcommand
 from vitshap.devices import resolve_device
+from vitshap.experiments.tables import Column, Table
 
 
 class ArchName(StrEnum):
@@ -23,7 +22,7 @@ class ArchName(StrEnum):
 
 
 class LibraryName(StrEnum):
-    """Where the net comes from."""
+    """Library of the network."""
 
     timm = "timm"
     transformers = "transformers"
@@ -36,14 +35,12 @@ class ProcedureName(StrEnum):
     paper = "paper"
 
 
-# Options that commands share
-Arch = Annotated[ArchName, typer.Option(help="Size of the net.")]
-Library = Annotated[LibraryName, typer.Option(help="Library of the net.")]
-Device = Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")]
-Out = Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")]
+# Options of several subcommands
+Arch = Annotated[ArchName, typer.Option(help="Size of the network.")]
+Library = Annotated[LibraryName, typer.Option(help="Library of the network.")]
 
 
-@app.command("coalitions")
+@subcommand("coalitions")
 def bench_coalitions(
     arch: Arch = ArchName.tiny,
     library: Library = LibraryName.transformers,
@@ -55,60 +52,45 @@ def bench_coalitions(
     compiled: Annotated[bool, typer.Option(help="Also time packed and compiled (GPU).")] = True,
     out: Out = None,
 ) -> None:
-    """Evaluations per second: full length with an explicit mask, fused, packed, packed and compiled."""
-    from vitshap.bench import coalitions as measuring
-    from vitshap.bench.machine import describe
+    """Measure evaluations per second: full length with an explicit mask, fused, packed, packed and compiled."""
+    from vitshap.bench import speed
 
     where = resolve_device(device)
-    result = measuring.measure(
+    table = speed.measure(
         library.value,
         arch.value,
         where,
         coalitions=coalitions or None,
         compiled=compiled,
         limit=seconds,
-        note=Pace().begin,
+        note=ProgressLines().start,
     )
-    table = Table(title=f"{library} ViT-{arch}, {describe(where)}", title_justify="left")
-    for heading in ("way", "threads", "evaluations/s", "ratio"):
-        table.add_column(heading, justify="left" if heading == "way" else "right")
-    for line in result.lines:
-        table.add_row(line.way, str(line.threads or ""), f"{line.per_second:,.1f}", f"{line.ratio:.2f}")
-    for count, ceiling in result.limits.items():
-        flops, moved = result.flop_limit[count], result.byte_limit[count]
-        table.add_row(f"limit by operations, {ceiling.flops / 1e12:.3g} TFLOP/s", str(count or ""), f"{flops:,.0f}", "")
-        table.add_row(f"limit by bytes, {ceiling.bytes / 1e12:.3g} TB/s", str(count or ""), f"{moved:,.0f}", "")
-    console.print(table)
-    write_json(out, {"machine": describe(where), "lines": [line._asdict() for line in result.lines]})
+    show(out, table, machine=speed.describe(where))
 
 
-@app.command("explain")
+@subcommand("explain")
 def bench_explain(
     bundle: Annotated[str | None, typer.Option(help="Stored explainer; default: the one that is shipped.")] = None,
-    arch: Annotated[ArchName | None, typer.Option(help="A random net of this size instead.")] = None,
+    arch: Annotated[ArchName | None, typer.Option(help="An untrained network of this size instead.")] = None,
     device: Device = "auto",
     half: Annotated[bool, typer.Option("--half", help="bfloat16 autocast (GPU).")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in which the calls take turns.")] = 15,
     out: Out = None,
 ) -> None:
-    """Latency at batch 1 and throughput at 64 of an explanation beside one forward of the net and of the surrogate."""
+    """Measure time and throughput of an explanation beside one forward pass of the model and of the surrogate."""
     from vitshap.bench import explain as measuring
-    from vitshap.bench.machine import describe
+    from vitshap.bench.speed import describe
 
     where = resolve_device(device)
     if bundle is not None and arch is not None:
-        raise typer.BadParameter("--bundle and --arch exclude each other")
-    try:
-        explainer, name = measuring.load(bundle, where) if arch is None else measuring.build(arch.value, where)
-        lines = measuring.measure_all(explainer, half=half, rounds=rounds)
-    except (ValueError, OSError) as error:
-        raise typer.BadParameter(str(error)) from error
-    precision = ", bfloat16 autocast" if half else ", float32"
-    console.print(measuring.table(lines, f"{name}{precision}, {describe(where)}"))
-    write_json(out, {"machine": describe(where), "explainer": name, "lines": [line._asdict() for line in lines]})
+        raise ValueError("--bundle and --arch exclude each other")
+    explainer, name = measuring.load(bundle, where) if arch is None else measuring.build(arch.value, where)
+    title = f"{name}, {'bfloat16 autocast' if half else 'float32'}, {describe(where)}"
+    table = measuring.measure_all(explainer, half=half, rounds=rounds, title=title)
+    show(out, table, machine=describe(where), explainer=name)
 
 
-@app.command("training")
+@subcommand("training")
 def bench_training(
     arch: Arch = ArchName.base,
     library: Library = LibraryName.transformers,
@@ -123,26 +105,35 @@ def bench_training(
     device: Device = "auto",
     out: Out = None,
 ) -> None:
-    """Training of an explainer, timed on random images and weights: images and evaluations per second, memory, hours."""
+    """Time the training of an explainer on random images and weights: images and evaluations per second, memory, hours."""
     from vitshap.bench import training as measuring
-    from vitshap.bench.machine import describe
+    from vitshap.bench.speed import describe
 
     where = resolve_device(device)
     config = measuring.training_for(procedure.value, batch=batch, coalitions=coalitions, compiled=compiled)
     speed = measuring.measure(library.value, arch.value, config, where, steps=steps)
-    hours = speed.hours(epochs, images, views * images * (coalitions + 1))
-    console.print(f"{library} ViT-{arch}, procedure {procedure}, {describe(where)}", highlight=False)
-    console.print(
-        f"{speed.images_per_second:,.0f} images/s ({speed.step_seconds * 1e3:.1f} ms a step of {batch}), "
-        f"{speed.evaluations_per_second:,.0f} evaluations/s"
-        + ("" if speed.peak_gib is None else f", at most {speed.peak_gib:.1f} GiB of GPU memory"),
-        highlight=False,
+    columns = (
+        Column("batch", "d"),
+        Column("step", ".1f", "ms"),
+        Column("images", ",.0f", "1/s"),
+        Column("evaluations", ",.0f", "1/s"),
+        Column("gpu_memory", ".1f", "GiB", title="GPU memory"),
+        Column("training", ".2f", "hours"),
     )
-    console.print(f"{epochs} epochs of {images:,} images: {hours:.2f} hours", highlight=False)
-    write_json(out, {"machine": describe(where), "arch": arch.value, **speed._asdict(), "hours": hours})
+    table = Table(f"{library} ViT-{arch}, procedure {procedure}, {describe(where)}", columns)
+    table.notes.append(f"training: {epochs} epochs of {images:,} images")
+    table.add(
+        batch=batch,
+        step=speed.step_seconds * 1e3,
+        images=speed.images_per_second,
+        evaluations=speed.evaluations_per_second,
+        gpu_memory=speed.peak_gib,
+        training=speed.hours(epochs, images, views * images * (coalitions + 1)),
+    )
+    show(out, table, machine=describe(where), arch=arch.value, procedure=procedure.value)
 
 
-@app.command("memory")
+@subcommand("memory")
 def bench_memory(
     arch: Arch = ArchName.tiny,
     library: Library = LibraryName.transformers,
@@ -150,12 +141,8 @@ def bench_memory(
     coalitions: Annotated[int, typer.Option(min=10, help="Of one image.")] = 1_000_000,
     out: Out = None,
 ) -> None:
-    """Peak GPU memory of many coalitions of one image, beyond net, input and output."""
-    from vitshap.bench.coalitions import measure_memory
-    from vitshap.bench.machine import describe
+    """Measure peak GPU memory of many coalitions of one image, beyond the network, its input and its output."""
+    from vitshap.bench import speed
 
     where = resolve_device(device)
-    found = measure_memory(library.value, arch.value, where, coalitions)
-    for name, mebibytes in found.items():
-        console.print(f"{name}: {mebibytes:,.0f} MiB beyond net, input and output")
-    write_json(out, {"machine": describe(where), "mebibytes": found})
+    show(out, speed.measure_memory(library.value, arch.value, where, coalitions), machine=speed.describe(where))

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from vitshap.bench.coalitions import Arch, Library, build_net
-from vitshap.bench.machine import synchronize
+from vitshap.bench.speed import Arch, Library, build_net, synchronize
 from vitshap.data import CachedPixels
 from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel, wrap

@@ -1,13 +1,10 @@
-"""Data sets, their splits, and what is drawn for each sample: augmentation and coalitions."""
+"""Data sets: loading, splitting, decoding and augmentation of images."""
 
-from vitshap.counter import shuffled
+from vitshap.coalitions import sample_coalitions
+from vitshap.counter_rng import shuffled
 from vitshap.data.augment import Augmentation, centre, normalised
-from vitshap.data.authors import authors_evaluation_images
-from vitshap.data.coalition_draws import sample_coalitions
-from vitshap.data.dataset import ImageData, Splits, require_a_batch, require_labels
-from vitshap.data.decode import UnreadableImage, read_image
-from vitshap.data.digits import load_digits
-from vitshap.data.items import Batch
+from vitshap.data.dataset import ImageData, Splits, load_digits, require_a_batch, require_labels
+from vitshap.data.decode import Batch, UnreadableImage, read_image
 from vitshap.data.load import load_data
 from vitshap.data.pixels import (
     CachedPixels,
@@ -18,6 +15,7 @@ from vitshap.data.pixels import (
     iterate_pixels,
     open_pixels,
 )
+from vitshap.data.published import authors_evaluation_images
 
 __all__ = [
     "Augmentation",

@@ -1,14 +1,14 @@
 """Augmentation of whole batches on the device: crop, flips and colour jitter in one vectorised pass.
 
 What happens to a sample is a pure function of (seed, epoch, sample index), see ``counter.py``; every decision has its
-own number, so that switching one part off leaves the others as they were. Crop and flips are one separable warp.
+own random number, so that switching one part off leaves the others unchanged. Crop and flips are one separable warp.
 
-The crop is torchvision's ``RandomResizedCrop`` with the authors' scale .8-1.2: up to ten tries draw an area of .8 to
-1.2 times the image's and an aspect ratio of 3/4 to 4/3, the first that fits into the image is taken, and if none does
-the whole image. No area above 1 fits, so nothing is ever padded: about 87 % of square images are cropped to .8-1 of
-their area, 13 % are left whole. Two things differ unless they are asked for: corners are rounded to whole pixels
-(``whole_pixels``), and the jitter's four steps come in an order of each image's own (``jitter_order``). Pixels between
-pixels are interpolated as they are; torchvision smooths a crop that it makes smaller, slightly at these sizes.
+The crop is torchvision's ``RandomResizedCrop`` with the authors' scale 0.8 to 1.2: up to ten tries draw an area of 0.8
+to 1.2 times the image's and an aspect ratio of 3/4 to 4/3; the first that fits into the image is used, or the whole
+image if none fits. No area above 1 fits, so nothing is padded: about 87 % of square images are cropped to 0.8 to 1 of
+their area, 13 % stay whole. Two details of torchvision are optional: corners at whole pixels (``whole_pixels``), and a
+random order of the jitter's four steps for each image (``jitter_order``). Interpolation is bilinear without smoothing;
+torchvision smooths a crop that it makes smaller, slightly at these sizes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitshap.counter import sample_keys, uniforms
+from vitshap.counter_rng import sample_keys, uniforms
 
 WEAK_CROP = 0.8
 """Smallest area of a weakly augmented crop: the paper's."""
 _TRIES = 10
-# A sample's numbers: one place for every decision
+# Index of each decision among a sample's random numbers
 _ACROSS, _DOWN, _JITTERED, _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE, _LEFT, _TOP, _SCALES = range(10)
 _RATIOS = _SCALES + _TRIES
 _ORDER = _RATIOS + _TRIES
@@ -39,16 +39,16 @@ _PARTNER, _PASTED, _AREA, _SHAPE, _PASTE_LEFT, _PASTE_TOP, _PASTE_NUMBERS = rang
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How strongly training images are varied; the defaults are the paper's authors' own."""
+    """How training images are augmented; the defaults are those of the paper's authors."""
 
     crop_scale: tuple[float, float] = (0.8, 1.2)
-    """Least and greatest area of the crop, as a share of the image's."""
+    """Smallest and largest area of the crop, as a share of the image's."""
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Least and greatest width of the crop over its height."""
+    """Smallest and largest width of the crop over its height."""
     horizontal_flip: float = 0.5
-    """Probability of exchanging left and right."""
+    """Probability of a flip from left to right."""
     vertical_flip: float = 0.5
-    """Probability of exchanging top and bottom."""
+    """Probability of a flip from top to bottom."""
     jitter: float = 0.8
     """Probability that the colours are changed at all."""
     brightness: float = 0.2
@@ -58,29 +58,28 @@ class Augmentation:
     saturation: float = 0.1
     """The distance to the pixel's own grey is multiplied by 1 - this to 1 + this."""
     hue: float = 0.1
-    """The hue is turned by up to this share of the colour circle, either way."""
+    """The hue is rotated by up to this share of the colour circle, in either direction."""
     jitter_order: Literal["fixed", "random"] = "fixed"
-    """Order of these four: as listed, or drawn for each image, as the authors' was (slower)."""
+    """Order of these four steps: as listed, or random for each image, as the authors' (slower)."""
     whole_pixels: bool = False
-    """Crops begin and end between pixels, as the authors' did."""
+    """Whether the corners of crops are rounded to whole pixels, as the authors'."""
     paste: float = 0.0
-    """Probability that a rectangle of another training image's view covers that part of this one. Not for classifiers: the
-    label stays as it was."""
+    """Probability that a rectangle of another augmented training image is pasted over this one. Not for classifiers: the
+    label is not changed."""
     paste_area: tuple[float, float] = (0.1, 0.6)
-    """Least and greatest area of that rectangle, as a share of the image's."""
+    """Smallest and largest area of that rectangle, as a share of the image's."""
 
     def __post_init__(self) -> None:
-        for name in ("horizontal_flip", "vertical_flip", "jitter", "brightness", "contrast", "saturation", "paste"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is between 0 and 1, got {getattr(self, name)}")
-        if not 0 <= self.hue <= 0.5:
-            raise ValueError(f"hue is between 0 and 0.5, got {self.hue}")
-        for name in ("crop_scale", "crop_ratio"):
-            least, greatest = getattr(self, name)
-            if not 0 < least <= greatest:
-                raise ValueError(f"{name} is a pair 0 < least <= greatest, got ({least}, {greatest})")
-        if not 0 < self.paste_area[0] <= self.paste_area[1] <= 1:
-            raise ValueError(f"paste_area is a pair 0 < least <= greatest <= 1, got {self.paste_area}")
+        shares = ("horizontal_flip", "vertical_flip", "jitter", "brightness", "contrast", "saturation", "paste")
+        wrong = [f"{name} must be between 0 and 1" for name in shares if not 0 <= getattr(self, name) <= 1]
+        wrong += ["hue must be between 0 and 0.5"] if not 0 <= self.hue <= 0.5 else []
+        for name, most in (("crop_scale", math.inf), ("crop_ratio", math.inf), ("paste_area", 1)):
+            low, high = getattr(self, name)
+            if not 0 < low <= high <= most:
+                wrong.append(f"{name} must be a pair (low, high) with 0 < low <= high" + (" <= 1" if most == 1 else ""))
+        if wrong:
+            given = getattr(self, wrong[0].partition(" ")[0])
+            raise ValueError(f"{wrong[0]}, got {given}")
 
     def weak(self) -> Augmentation:
         """Return a weaker augmentation: crops of at least 0.8 of the area and nothing pasted."""
@@ -99,26 +98,22 @@ class Augmentation:
         partners: Tensor | None = None,
         size: tuple[int, int] | None = None,
     ) -> Tensor:
-        """Varied and normalised images, float32 ``[B, C, H, W]``, of uint8 or float 0..1 ``[B, C, H, W]``.
+        """Augment and normalise images, uint8 or float in 0..1 ``[B, C, H, W]``; return float32 ``[B, C, H, W]``.
 
-        ``partners``: for every sample the image of which a rectangle may be pasted into it, like ``pixels``.
+        ``partners``: for every sample the image of which a rectangle may be pasted into it, as ``pixels``.
         ``size``: height and width of the result; by default those of ``pixels``.
         """
-        if self.paste and partners is None:
-            raise ValueError("to paste rectangles of other images, these have to be given as partners")
         unit = _unit_range(pixels)
-        if indices.shape != pixels.shape[:1]:
-            raise ValueError(f"{len(pixels)} images need as many sample indices, got {list(indices.shape)}")
         indices = indices.to(pixels.device)
         numbers = _numbers("augmentation", indices, seed, epoch, _NUMBERS)
-        varied = self._warped(unit, numbers, size)
+        augmented = self._warped(unit, numbers, size)
         if partners is not None:
             others = self._warped(_unit_range(partners), _numbers("partner", indices, seed, epoch, _NUMBERS), size)
-            varied = self._pasted(varied, others, _numbers("paste", indices, seed, epoch, _PASTE_NUMBERS))
-        return _normalised(self._jittered(varied, numbers), mean, std)
+            augmented = self._pasted(augmented, others, _numbers("paste", indices, seed, epoch, _PASTE_NUMBERS))
+        return _normalised(self._jittered(augmented, numbers), mean, std)
 
     def partners(self, indices: Tensor, count: int, *, seed: int, epoch: int) -> Tensor:
-        """Index among ``count`` images of the one that is pasted into each sample, int64 ``[B]``."""
+        """Draw the index, among ``count`` images, of the one that is pasted into each sample, int64 ``[B]``."""
         return (_numbers("paste", indices, seed, epoch, _PASTE_NUMBERS)[:, _PARTNER] * count).long()
 
     def _pasted(self, images: Tensor, others: Tensor, numbers: Tensor) -> Tensor:
@@ -132,7 +127,7 @@ class Augmentation:
         return torch.where(covered[:, None], others, images)
 
     def crops(self, numbers: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Left, top, width and height of each sample's crop, ``[B]`` each, as shares of the image's."""
+        """Draw left, top, width and height of each sample's crop, ``[B]`` each, as shares of the image's."""
         aspect = width / height
         scale = _between(numbers[:, _SCALES:_RATIOS], *self.crop_scale)  # [B, tries]
         drawn = numbers[:, _RATIOS:_ORDER]
@@ -142,7 +137,7 @@ class Augmentation:
             wide, high = (wide * width).round() / width, (high * height).round() / height
         fits = (wide <= 1) & (high <= 1)
         taken = fits & (fits.cumsum(1) == 1)  # the first that fits, if any
-        # else the whole image, or as much of its middle as the ratios allow
+        # otherwise the whole image, or as much of its centre as the ratios allow
         whole = min(self.crop_ratio[1] / aspect, 1.0), min(aspect / self.crop_ratio[0], 1.0)
         if self.whole_pixels:
             whole = round(whole[0] * width) / width, round(whole[1] * height) / height
@@ -186,10 +181,10 @@ class Augmentation:
             lambda images: (images * (1 + brightness)).clamp(0, 1),
             lambda images: _blended(images, _grey(images).mean((-2, -1), keepdim=True), contrast),
         ]
-        if images.shape[1] == 3:  # what is not red, green and blue has no colours
+        if images.shape[1] == 3:  # other channels than red, green and blue have no colours
             steps += [
                 lambda images: _blended(images, _grey(images), saturation),
-                lambda images: _hue_turned(images, hue),
+                lambda images: _hue_rotated(images, hue),
             ]
         if self.jitter_order == "fixed":
             for step in steps:
@@ -204,40 +199,36 @@ class Augmentation:
 
 
 def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """What the net takes, float32 ``[B, C, H, W]``, of uint8 or float 0..1 pixels; nothing is varied."""
+    """Normalise pixels, uint8 or float in 0..1, without augmentation; return float32 ``[B, C, H, W]``."""
     return _normalised(_unit_range(pixels), mean, std)
 
 
 def centre(pixels: Tensor, size: tuple[int, int]) -> Tensor:
-    """The middle of images ``[B, C, H, W]``, as ``Preprocess`` cuts it."""
+    """Crop the centre of images ``[B, C, H, W]``, as ``Preprocess`` does."""
     top, left = (round((whole - seen) / 2) for whole, seen in zip(pixels.shape[-2:], size, strict=True))
     return pixels[..., top : top + size[0], left : left + size[1]]
 
 
 def _unit_range(pixels: Tensor) -> Tensor:
-    if pixels.ndim != 4:
-        raise ValueError(f"a batch of images is [B, C, H, W], got {list(pixels.shape)}")
     if pixels.dtype == torch.uint8:
         return pixels.float() / 255
     if not pixels.is_floating_point():
-        raise ValueError(f"pixels are uint8 or float between 0 and 1, got {pixels.dtype}")
+        raise ValueError(f"pixels must be uint8 or float between 0 and 1, got {pixels.dtype}")
     return pixels.float()
 
 
 def _normalised(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    if len(mean) != len(std) or len(mean) not in (1, images.shape[1]):
-        raise ValueError(f"{images.shape[1]} channels do not go with {len(mean)} means and {len(std)} deviations")
     shape = (1, -1, 1, 1)
     return (images - _constants(tuple(mean), images).view(shape)) / _constants(tuple(std), images).view(shape)
 
 
 def _constants(numbers: tuple[float, ...], like: Tensor) -> Tensor:
-    """The numbers on the device of ``like``, of its type; kept there, because a copy from the host makes a GPU wait."""
-    return _kept(numbers, like.device, like.dtype)
+    """Return the numbers as a tensor like ``like``; it is cached, because a copy from the CPU makes a GPU wait."""
+    return _cached(numbers, like.device, like.dtype)
 
 
 @lru_cache(maxsize=64)
-def _kept(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+def _cached(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     with torch.inference_mode(False):
         return torch.tensor(numbers, device=device, dtype=dtype)
 
@@ -247,23 +238,23 @@ def _between(uniform: Tensor, least: float, greatest: float) -> Tensor:
 
 
 def _numbers(purpose: str, indices: Tensor, seed: int, epoch: int, n: int) -> Tensor:
-    """``n`` numbers in [0, 1) for each sample, ``[B, n]``."""
+    """Draw ``n`` numbers in [0, 1) for each sample, ``[B, n]``."""
     return uniforms(sample_keys(purpose, indices, seed=seed, epoch=epoch), n)
 
 
 def _within(start: Tensor, length: Tensor, n: int) -> Tensor:
-    """Which of n pixels have their centre in an interval of the image's side (shares, ``[B]`` each): bool ``[B, n]``."""
+    """Return which of n pixels have their centre in an interval of the side (shares, ``[B]`` each): bool ``[B, n]``."""
     centres = (_pixel_centres(n, start) + 1) / 2
     return (centres >= start[:, None]) & (centres < (start + length)[:, None])
 
 
 def _pixel_centres(n: int, like: Tensor) -> Tensor:
-    """Centres of n pixels on the axis from -1 to 1, ``[n]``."""
+    """Return the centres of n pixels on the axis from -1 to 1, ``[n]``."""
     return (2 * torch.arange(n, device=like.device, dtype=like.dtype) + 1) / n - 1
 
 
 def _grey(images: Tensor) -> Tensor:
-    """Luma, ``[B, 1, H, W]``; the mean over channels where they are not red, green and blue."""
+    """Compute the luma, ``[B, 1, H, W]``; the mean over channels if they are not red, green and blue."""
     if images.shape[1] != 3:
         return images.mean(1, keepdim=True)
     red, green, blue = images.unbind(1)
@@ -271,18 +262,18 @@ def _grey(images: Tensor) -> Tensor:
 
 
 def _blended(images: Tensor, grey: Tensor, change: Tensor) -> Tensor:
-    """Away from the grey (change > 0) or towards it (change < 0)."""
+    """Move away from the grey (change > 0) or towards it (change < 0)."""
     return (images + change * (images - grey)).clamp(0, 1)
 
 
-def _hue_turned(images: Tensor, turn: Tensor) -> Tensor:
-    """The hue of HSV turned by a share of the circle; value and saturation stay."""
+def _hue_rotated(images: Tensor, turn: Tensor) -> Tensor:
+    """Rotate the hue of HSV by a share of the circle, without changing value and saturation."""
     red, green, blue = images.unbind(1)  # [B, H, W] each
     value, chroma = images.amax(1), images.amax(1) - images.amin(1)
     safe = torch.where(chroma > 0, chroma, 1.0)
     hue = torch.where(value == red, (green - blue) / safe, (blue - red) / safe + 2)
     hue = torch.where((value == blue) & (value != red) & (value != green), (red - green) / safe + 4, hue)
     hue = hue + 6 * turn.squeeze(1)  # in sixths of the circle
-    # A channel falls short of the value by the chroma times how far the hue is from that channel's sector
+    # A channel is below the value by the chroma times the distance of the hue from that channel's sector
     sector = (hue[:, None] + _constants((5.0, 3.0, 1.0), hue).view(1, 3, 1, 1)) % 6  # [B, 3, H, W]
     return value[:, None] - chroma[:, None] * torch.minimum(sector, 4 - sector).clamp(0, 1)

@@ -1,7 +1,7 @@
-"""Which images a folder holds, and what their names say: class, patient, official split.
+"""List the images of a folder with what their paths say: class, patient, official split.
 
-A layout is recognised by the folder's shape alone, so that ``--data PATH`` needs no code. Nothing is decoded here:
-what comes out is a list of names, and how it is divided is the next step's business (``splits.py``).
+A layout is recognised by the folder's structure, so that ``--data PATH`` needs no code. Nothing is decoded here; the
+listing is divided into training, validation and test images by ``splits.py``.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Entry(NamedTuple):
     """Relative to the listing's root, with forward slashes."""
     label: int
     part: str = ""
-    """The official split it belongs to: train, val, test, or none."""
+    """The official split that it belongs to: train, val, test, or none."""
     group: str = ""
-    """The patient, or whatever else must not be split, where there is such a thing."""
+    """The patient, or another group that a split must not divide; may be empty."""
 
 
 @dataclass(frozen=True)
@@ -62,26 +62,27 @@ class Listing:
     class_names: tuple[str, ...]
     entries: tuple[Entry, ...]
     val_share: Fraction = Fraction(1, 10)
-    """The part of the training images that validation takes where there is no official validation set."""
+    """Share of the training images used for validation where there is no official validation set."""
     layout: str = "folder"
-    """What it was read as; its ``name`` may be anything."""
+    """The layout it was read as; ``name`` may be anything."""
 
 
 def list_images(root: Path, layout: str = "auto") -> Listing:
-    """The images under a folder, by the layout named or the one that its shape shows."""
+    """List the images of a folder in the given layout, or in the one recognised by its structure."""
     if layout != "auto" and layout not in LAYOUTS:
-        raise ValueError(f"layout is one of {['auto', *LAYOUTS]}, got {layout!r}")
-    if not root.is_dir():
-        raise ValueError(f"{root} is neither a folder of images nor an archive (.tar, .tgz, .zip)")
-    root = _descended(root)
+        raise ValueError(f"layout must be one of {['auto', *LAYOUTS]}, got {layout!r}")
+    root = _descend(root)
     if layout == "auto":
-        layout = _recognised(root)
+        layout = _recognise(root)
     return LAYOUTS[layout](root)
 
 
 def grouped(listing: Listing, groups: str) -> Listing:
-    """The listing with a group for every image: by a regular expression with a group in it, which is searched for in the
-    image's path, or by a csv file of (file, group)."""
+    """Return the listing with a group for every image.
+
+    ``groups`` is a regular expression with a group in parentheses, searched for in the image's path, or the name of a csv
+    file of (file, group).
+    """
     of_image = _groups_of_file(listing, groups) if groups.lower().endswith(".csv") else _groups_by_name(listing, groups)
     without = [entry.path for entry in listing.entries if not of_image.get(entry.path)]
     if without:
@@ -92,28 +93,25 @@ def grouped(listing: Listing, groups: str) -> Listing:
 
 def _groups_by_name(listing: Listing, pattern: str) -> dict[str, str]:
     try:
-        searched = re.compile(pattern)
+        searched, reason = re.compile(pattern), "it has no group: put the part that names the patient into parentheses"
     except re.error as error:
-        raise ValueError(f"data.groups {pattern!r} is neither a .csv file nor a regular expression: {error}") from error
+        searched, reason = re.compile(""), str(error)
     if not searched.groups:
-        raise ValueError(f"data.groups {pattern!r} has no group: put what names the patient into parentheses")
+        raise ValueError(
+            f"data.groups {pattern!r} is neither a .csv file nor a regular expression with a group: {reason}"
+        )
     found = {entry.path: searched.search(entry.path) for entry in listing.entries}
     return {path: "/".join(part for part in match.groups() if part) for path, match in found.items() if match}
 
 
 def _groups_of_file(listing: Listing, file: str) -> dict[str, str]:
-    """By the image's path within the data set, or by its file name where no other image has it."""
+    """Find groups by the image's path within the data set, or by its file name where no other image has it."""
     path = Path(file).expanduser()
-    if not path.is_file():
-        raise ValueError(f"data.groups: there is no file {path}")
     try:
         with path.open(newline="", encoding="utf-8-sig") as opened:
-            rows = [row for row in csv.reader(opened) if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"data.groups: {path} cannot be read: {error}") from error
-    if wrong := next((row for row in rows if len(row) != 2), None):
-        raise ValueError(f"data.groups: rows of {path} are (file, group), got {wrong}")
-    given = {file.strip().removeprefix("./"): group.strip() for file, group in rows}
+            given = {file.strip().removeprefix("./"): group.strip() for file, group in filter(None, csv.reader(opened))}
+    except (OSError, ValueError, csv.Error) as error:
+        raise ValueError(f"data.groups: {path} cannot be read as a csv file of (file, group): {error}") from error
     named: dict[str, list[str]] = defaultdict(list)
     for entry in listing.entries:
         named[entry.path.rpartition("/")[2]].append(entry.path)
@@ -121,7 +119,7 @@ def _groups_of_file(listing: Listing, file: str) -> dict[str, str]:
     return by_name | {entry.path: given[entry.path] for entry in listing.entries if entry.path in given}
 
 
-def _recognised(root: Path) -> str:
+def _recognise(root: Path) -> str:
     if (root / "annotations" / "list.txt").is_file() and (root / "images").is_dir():
         return "pets"
     parts = _parts(root)
@@ -136,22 +134,23 @@ def _recognised(root: Path) -> str:
 
 
 def _class_folders(root: Path) -> Listing:
-    """A folder per class, perhaps within train, val and test."""
+    """One folder per class, possibly within train, val and test."""
     parts = _parts(root) or {"": root}
     names = sorted({folder.name for part in parts.values() for folder in _folders(part)})
-    if not names:
-        loose = ", but images lie in it directly" if _image_files(root) else ""
-        raise ValueError(f"{root} holds no class folders{loose}: put the images of each class into a folder of its own")
-    if len(names) == 1:
-        raise ValueError(f"{root} holds one class only ({names[0]}): a classifier needs at least two")
+    if len(names) < 2:
+        found = f"only one class folder ({names[0]})" if names else "no class folders"
+        loose = ", but images outside of them" if not names and _image_files(root) else ""
+        raise ValueError(
+            f"{root} has {found}{loose}: put the images of each of at least two classes into a folder of its own"
+        )
     if "train" in parts and (unknown := set(names) - {folder.name for folder in _folders(parts["train"])}):
-        raise ValueError(f"{root}: the training images have no class {', '.join(sorted(unknown))}")
+        raise ValueError(f"{root}: there are no training images of the class {', '.join(sorted(unknown))}")
     entries = []
     for part, top in parts.items():
         for folder in _folders(top):
             files = _image_files(folder)
             if not files:
-                raise ValueError(f"the class folder {folder} holds no image: fill it or remove it")
+                raise ValueError(f"the class folder {folder} contains no images: fill it or remove it")
             entries += [Entry(file.relative_to(root).as_posix(), names.index(folder.name), part) for file in files]
     return Listing(root.name, root, tuple(names), tuple(entries))
 
@@ -164,26 +163,23 @@ def _imagenette(root: Path) -> Listing:
 
 
 def _pets(root: Path) -> Listing:
-    """Oxford-IIIT Pet: the 7,349 images that ``annotations/list.txt`` names, 37 breeds; its own two halves are not used."""
+    """Oxford-IIIT Pet: the 7,349 images of 37 breeds in ``annotations/list.txt``; its own two halves are not used."""
     listed = root / "annotations" / "list.txt"
     rows = [line.split() for line in listed.read_text().splitlines() if line.strip() and not line.startswith("#")]
-    try:
-        breed_of = {row[0]: int(row[1]) for row in rows}
-    except (IndexError, ValueError) as error:
-        raise ValueError(f"{listed} has lines that are not 'name class species breed'") from error
+    breed_of = {row[0]: int(row[1]) if len(row) > 1 and row[1].isdecimal() else 0 for row in rows}
     names = {label: name.rpartition("_")[0].replace("_", " ") for name, label in breed_of.items()}
     if sorted(names) != list(range(1, len(names) + 1)):
-        raise ValueError(f"{listed}: class numbers are expected to be 1 to {len(names)}, got {sorted(names)}")
+        raise ValueError(f"{listed} must have lines 'name class species breed' with classes from 1 on")
     entries = [Entry(f"images/{name}.jpg", label - 1) for name, label in breed_of.items()]
     missing = [entry.path for entry in entries if not (root / entry.path).is_file()]
     if missing:
-        raise ValueError(f"{listed} names {len(missing):,} images that are not there, {missing[0]} first")
+        raise ValueError(f"{listed} lists {len(missing):,} images that do not exist, the first is {missing[0]}")
     classes = tuple(names[label] for label in sorted(names))
     return Listing("pets", root, classes, tuple(sorted(entries)), layout="pets")
 
 
 def _mura(root: Path) -> Listing:
-    """MURA: ``train/XR_ELBOW/patient00011/study1_negative/image1.png``; its official validation set serves as test set."""
+    """MURA: ``train/XR_ELBOW/patient00011/study1_negative/image1.png``; its official validation set is the test set."""
     shape = re.compile(r"[^/]+/XR_[A-Z]+/(patient\d+)/study\d+_(negative|positive)/[^/]+")
     entries = []
     for part, top in _parts(root).items():
@@ -191,26 +187,26 @@ def _mura(root: Path) -> Listing:
             path = file.relative_to(root).as_posix()
             match = shape.fullmatch(path)
             if match is None:
-                raise ValueError(f"{path} is not named as MURA's images are (XR_*/patient*/study*_negative/image*.png)")
+                raise ValueError(f"{path} is not named like MURA's images (XR_*/patient*/study*_negative/image*.png)")
             entries.append(Entry(path, int(match[2] == "positive"), "test" if part == "val" else part, match[1]))
     return Listing("mura", root, ("normal", "abnormal"), tuple(entries), Fraction(3737, 36808), "mura")
 
 
 def _chest(root: Path) -> Listing:
-    """Chest radiographs: ``train|test/{NORMAL,PNEUMONIA}``; the 16 images of some copies' ``val`` join ``train``."""
+    """Chest radiographs: ``train|test/{NORMAL,PNEUMONIA}``; the 16 images of ``val`` in some copies join ``train``."""
     plain = _class_folders(root)
     entries = []
     for entry in plain.entries:
         file = entry.path.rpartition("/")[2]
         match = _CHEST_PATIENT.match(file)
         if match is None:
-            raise ValueError(f"{entry.path} does not name its patient (personN_..., IM-N-..., NORMAL2-IM-N-...)")
+            raise ValueError(f"{entry.path} has no patient in its name (personN_..., IM-N-..., NORMAL2-IM-N-...)")
         entries.append(entry._replace(part="test" if entry.part == "test" else "train", group=match[1]))
     return Listing("chest", root, ("normal", "pneumonia"), tuple(entries), layout="chest")
 
 
 def _names_patients(folders: Iterable[Path]) -> bool:
-    """Whether images are named as the chest radiographs are: class folders may be called NORMAL and PNEUMONIA elsewhere."""
+    """Return whether images are named like the chest radiographs; other data sets may have the same class folders."""
     return all(_CHEST_PATIENT.match(file.name) for folder in folders for file in _image_files(folder))
 
 
@@ -223,15 +219,15 @@ LAYOUTS: dict[str, Callable[[Path], Listing]] = {
 }
 
 
-def _descended(root: Path) -> Path:
-    """Into the one folder that archives wrap everything in, unless that is a class."""
+def _descend(root: Path) -> Path:
+    """Descend into the one folder that archives often wrap everything in, unless it is a class."""
     while len(folders := _folders(root)) == 1 and _folders(folders[0]) and not _image_files(root, deep=False):
         root = folders[0]
     return root
 
 
 def _parts(root: Path) -> dict[str, Path]:
-    """Folders of official splits, where there are any; a class that happens to be called train holds images itself."""
+    """Return the folders of official splits, if any; a folder named train with images directly in it is a class."""
     found: dict[str, Path] = {}
     for folder in _folders(root):
         part = _PART_OF.get(folder.name.lower())
@@ -241,7 +237,7 @@ def _parts(root: Path) -> dict[str, Path]:
             raise ValueError(f"{root} has two folders for {part} images: {found[part].name} and {folder.name}")
         found[part] = folder
     if found and "train" not in found and len(found) == len(_folders(root)):
-        raise ValueError(f"{root} has folders of {' and '.join(found)} images, but none to train on (train)")
+        raise ValueError(f"{root} has folders of {' and '.join(found)} images, but none of training images (train)")
     return found if "train" in found else {}
 
 
@@ -251,7 +247,7 @@ def _folders(root: Path) -> list[Path]:
 
 
 def _image_files(root: Path, *, deep: bool = True) -> list[Path]:
-    """Image files in a folder (and in its folders), sorted; hidden ones, such as macOS leaves behind, are not images."""
+    """Return the image files in a folder (and in its folders), sorted, without hidden files such as those of macOS."""
     files = root.rglob("*") if deep else root.iterdir()
     return sorted(
         file for file in files if file.suffix.lower() in _IMAGES and not file.name.startswith(".") and file.is_file()

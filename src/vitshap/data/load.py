@@ -1,4 +1,4 @@
-"""From what a user names (``digits``, a folder, an archive) to training, validation and test images."""
+"""Load a data set (``digits``, a folder, an archive) as training, validation and test images."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from typing import Literal
 import torch
 
 from vitshap.data.archives import is_archive, unpacked
-from vitshap.data.authors import authors_split
-from vitshap.data.dataset import ImageData, Splits
-from vitshap.data.digits import load_digits
+from vitshap.data.dataset import ImageData, Splits, load_digits
 from vitshap.data.layouts import Entry, Listing, grouped, list_images
-from vitshap.data.published import AUTHORS
-from vitshap.data.splits import check_published, divide, warn_of_divided_groups
+from vitshap.data.published import AUTHORS, authors_split, check_published
+from vitshap.data.splits import divide, warn_of_divided_groups
 
 _NAMED = 3
 _IN_WORDS = {"val": "validation", "test": "test"}
@@ -36,35 +34,34 @@ def load_data(
     seed: int = 0,
     strict: bool = False,
 ) -> Splits:
-    """Training, validation and test images.
+    """Load training, validation and test images.
 
     Args:
         source: ``"digits"`` (embedded), a folder, an archive (.tar, .tgz, .zip) or a folder of archives.
-        layout: ``"auto"`` looks at the folder's shape; else ``"folder"`` (a folder per class, perhaps within train, val and
-            test), ``"imagenette"``, ``"pets"``, ``"mura"`` or ``"chest"``.
-        split: ``"own"``: the folder's own parts, and the missing ones set aside by ``seed``; ``"authors"``: the split of
+        layout: ``"auto"`` recognises it; or ``"folder"`` (a folder per class, possibly within train, val and test),
+            ``"imagenette"``, ``"pets"``, ``"mura"`` or ``"chest"``.
+        split: ``"own"``: the folder's own parts, and the missing ones split off by ``seed``; ``"authors"``: the split of
             ImageNette, Pets or MURA, and the order of classes, of the paper's authors.
-        groups: what must not be divided among the three parts, such as the images of a patient: a regular expression whose
-            group is searched for in an image's path, or a csv file of (file, group).
+        groups: images that must not be divided among the three parts, such as those of a patient: a regular expression
+            whose group is searched for in an image's path, or a csv file of (file, group).
         cache: where archives are unpacked; next to them if not given.
-        unpack_limit: GiB that an archive may be unpacked to; by default 20 times its size, and no more than 256.
+        unpack_limit: GiB that an archive may unpack to; by default 20 times its size, and no more than 256.
         channels: 1 reads images as grey, 3 as red, green and blue. Digits have 1.
-        seed: which images are set aside where the data set does not say.
-        strict: refuse a copy of a known data set whose split (seed 0) is not the one on record, instead of warning.
+        seed: decides which images are split off where the data set has no official split.
+        strict: raise an error instead of a warning if the split (seed 0) of a known data set is not the known one.
     """
     if channels not in (1, 3):
         raise ValueError(f"images are read with 1 or 3 channels, got {channels}")
-    if split not in ("own", "authors"):
-        raise ValueError(f"split is own or authors, got {split!r}")
     if str(source) == "digits":
         if split != "own" or groups is not None:
-            raise ValueError("digits have one split and no groups: leave out data.split and data.groups")
+            raise ValueError("digits have one split and no groups: do not set data.split and data.groups")
         return load_digits(seed=seed)
     path = Path(os.path.expanduser(source))
-    if not path.exists():
-        raise ValueError(f"there is no data set {str(source)!r}: name a folder, an archive, or digits")
-    if path.is_file() and not is_archive(path):
-        raise ValueError(f"{path} is neither a folder of images nor an archive (.tar, .tgz, .zip)")
+    if not path.is_dir() and not is_archive(path):
+        missing = "" if path.exists() else "there is no such file or folder; "
+        raise ValueError(
+            f"{path} is not a data set: {missing}give a folder of images, an archive (.tar, .tgz, .zip) or digits"
+        )
     place = None if cache is None else Path(os.path.expanduser(cache))
     limit = None if unpack_limit is None else int(unpack_limit * 2**30)
     listing = list_images(unpacked(path, place, limit=limit), layout)
@@ -84,14 +81,14 @@ def load_data(
 
 
 def _warn_of_doubtful_parts(splits: Splits) -> None:
-    """Say what makes validation or test results doubtful: images that were trained on, and classes without images."""
+    """Warn about what makes validation or test results doubtful: training images among them, classes without images."""
     for part, words in _IN_WORDS.items():
         data: ImageData = getattr(splits, part)
         if same := identical_files(data, splits.train):
             named = ", ".join(path.name for path in same[:_NAMED]) + (", ..." if len(same) > _NAMED else "")
             warnings.warn(
-                f"{len(same):,} of {len(data):,} {words} images are the same files, byte for byte, as training images "
-                f"({named}): results on them are too good",
+                f"{len(same):,} of {len(data):,} {words} images are identical to training images ({named}): results on "
+                "them are too good",
                 stacklevel=3,
             )
         without = [name for name, n in zip(data.class_names, data.class_counts().tolist(), strict=True) if not n]
@@ -100,7 +97,7 @@ def _warn_of_doubtful_parts(splits: Splits) -> None:
 
 
 def identical_files(some: ImageData, others: ImageData) -> list[Path]:
-    """Files of ``some`` with the same bytes as one of ``others``; only files of equal size are read."""
+    """Return the files of ``some`` that are identical to one of ``others``; only files of equal size are read."""
     by_size: dict[int, tuple[list[Path], list[Path]]] = defaultdict(lambda: ([], []))
     for which, data in enumerate((some, others)):
         for path in data.images:
@@ -117,7 +114,7 @@ def _digest(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").digest()
-    except OSError:  # reading it as an image will say so
+    except OSError:  # reported when it is read as an image
         return str(path).encode()
 
 

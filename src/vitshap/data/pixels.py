@@ -1,8 +1,8 @@
-"""Batches of pixels at the size they are kept at (``items.kept_size``), from any data set of (image, label).
+"""Batches of decoded pixels (of size ``decode.kept_size``) from any data set of (image, label).
 
-A ViT trains faster than a machine decodes JPEGs. So images are decoded once, by threads, into one uint8 tensor on the
-device that trains (ImageNette at 224 pixels: 1.4 GB), and every epoch after that costs an index. What does not fit is
-decoded again in each epoch, a few batches ahead. Both answer ``batches(order)``; augmentation comes after, on the
+A GPU trains a ViT faster than a CPU decodes JPEGs. So images are decoded once, by threads, into one uint8 tensor on the
+training device (ImageNette at 224 pixels: 1.4 GB), which every epoch indexes (``CachedPixels``). A data set that does
+not fit is decoded again in each epoch, a few batches ahead (``StreamedPixels``). Augmentation comes after, on the
 device.
 """
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset
 
-from vitshap.data.items import Batch, Decoded, MapStyle, Unreadable, decoded, kept_size, readable, stacked
+from vitshap.data.decode import Batch, Decoded, MapStyle, Unreadable, decoded, kept_size, readable, stacked
 from vitshap.models.preprocess import Preprocess
 
 _CHUNK = 256
@@ -26,22 +26,24 @@ _AHEAD = 3
 
 
 class CachedPixels:
-    """A whole data set on the device; images may have several places in it, each with an index of its own."""
+    """A whole data set on the device; an image may have several positions in it, each with an index of its own."""
 
     def __init__(
         self, pixels: Tensor, labels: Tensor, kept: Tensor, *, total: int | None = None, rows: Tensor | None = None
     ) -> None:
+        if not len(kept):
+            raise ValueError("the data set has no images that can be read")
         self.pixels = pixels  # [r, C, H, W]
         self.labels = labels  # [n] or [n, ...]
-        self.kept = kept  # int64 [n], rising: places in the data set; those that could not be read are missing
-        self.total = int(kept[-1]) + 1 if total is None else total  # places, with those
-        self.rows = rows  # int64 [n]: whose pixels a place has; None: the n-th has the n-th
+        self.kept = kept  # int64 [n], increasing: positions in the data set of the images that could be read
+        self.total = int(kept[-1]) + 1 if total is None else total  # positions, with those that could not be read
+        self.rows = rows  # int64 [n]: row of ``pixels`` of each position; None: the same
 
     def __len__(self) -> int:
         return len(self.kept)
 
     def repeated(self, positions: Tensor) -> CachedPixels:
-        """With these positions once more, at the end; pixels are not copied."""
+        """Return the data set with these positions repeated at its end; pixels are not copied."""
         again = positions.to(self.kept.device)
         rows = torch.arange(len(self), device=again.device) if self.rows is None else self.rows
         places = self.total + torch.arange(len(again), device=again.device)
@@ -54,15 +56,15 @@ class CachedPixels:
         )
 
     def batches(self, order: Iterable[Tensor], *, fill: bool = False) -> Iterator[Batch]:
-        """A batch for each tensor of positions (int64 ``[B]``, 0 to ``len(self) - 1``); none is ever empty."""
+        """Yield a batch for each tensor of positions (int64 ``[B]``, 0 to ``len(self) - 1``); none is empty."""
         for positions in order:
-            chosen = positions.to(self.pixels.device, non_blocking=True)  # a GPU is not waited for
+            chosen = positions.to(self.pixels.device, non_blocking=True)  # without waiting for a GPU
             row = chosen if self.rows is None else self.rows[chosen]
             yield Batch(self.pixels[row], self.labels[chosen], self.kept[chosen])
 
 
 class StreamedPixels:
-    """A data set that is decoded anew in each epoch, by threads, a few batches ahead."""
+    """A data set that is decoded again in each epoch, by threads, a few batches ahead."""
 
     def __init__(
         self,
@@ -82,11 +84,11 @@ class StreamedPixels:
 
     @property
     def total(self) -> int:
-        """Places in the data set, with those of images that cannot be read."""
+        """Number of positions in the data set, with those of images that cannot be read."""
         return len(self.data)
 
     def repeated(self, positions: Tensor) -> StreamedPixels:
-        """With these positions once more, at the end."""
+        """Return the data set with these positions repeated at its end."""
         places = [*range(len(self)), *positions.tolist()]
         some = Subset(cast("Dataset[Any]", self.data), places)
         return StreamedPixels(
@@ -94,9 +96,9 @@ class StreamedPixels:
         )
 
     def batches(self, order: Iterable[Tensor], *, fill: bool = False) -> Iterator[Batch]:
-        """A batch for each tensor of positions; images that cannot be read are missing from theirs.
+        """Yield a batch for each tensor of positions, without the images that cannot be read.
 
-        Where none of a batch can be read there is no batch, or with ``fill`` one of the next image that can.
+        If none of a batch can be read, the batch is left out, or with ``fill`` replaced by the next image that can.
         """
         with ThreadPoolExecutor(self.workers) as pool:
             waiting: deque[list[Future[Decoded]]] = deque()
@@ -127,7 +129,7 @@ PixelSource = CachedPixels | StreamedPixels
 
 
 def cache_bytes(count: int, preprocess: Preprocess) -> int:
-    """Memory that ``count`` decoded images take, in bytes: one for each value."""
+    """Return the memory of ``count`` decoded images in bytes."""
     height, width = kept_size(preprocess)
     return count * len(preprocess.mean) * height * width
 
@@ -141,9 +143,7 @@ def cache_pixels(
     progress: Callable[[int], None] | None = None,
     unreadable: Unreadable | None = None,
 ) -> CachedPixels:
-    """Decode a data set once; ``progress`` is told after each chunk how many images are done."""
-    if not len(data):
-        raise ValueError("the data set has no images")
+    """Decode a data set once; ``progress`` is called after each chunk with the number of decoded images."""
     unreadable = unreadable or Unreadable(len(data))
     labels, kept, filled = [], [], 0
     pixels: Tensor | None = None
@@ -162,9 +162,9 @@ def cache_pixels(
             if progress is not None:
                 progress(places.stop)
     unreadable.warn()
-    if pixels is None:
-        raise ValueError("the data set has no images that can be read")
-    return CachedPixels(pixels[:filled], torch.cat(labels), torch.cat(kept), total=len(data))
+    none = torch.empty(0)
+    found = (pixels[:filled], torch.cat(labels), torch.cat(kept)) if pixels is not None else (none, none, none)
+    return CachedPixels(*found, total=len(data))
 
 
 def open_pixels(
@@ -177,10 +177,10 @@ def open_pixels(
     progress: Callable[[int], None] | None = None,
     unreadable: Unreadable | None = None,
 ) -> PixelSource:
-    """Cached on the device where that takes at most ``memory_limit`` bytes (half of what is free, if not given).
+    """Cache a data set on the device, or stream it if it needs more than ``memory_limit`` bytes (half of the free memory).
 
-    What is open already is given back; a data set that can only be walked through is walked through once and kept.
-    ``unreadable`` counts images that cannot be read, where ``data`` is a part of something larger.
+    A ``PixelSource`` is returned as it is. A data set that can only be iterated over is read once and cached.
+    ``unreadable`` counts images that cannot be read, for callers who open several parts of a data set.
     """
     if isinstance(data, CachedPixels | StreamedPixels):
         return data
@@ -196,7 +196,7 @@ def open_pixels(
 def iterate_pixels(
     data: Iterable[Any], preprocess: Preprocess | None, *, batch_size: int, device: torch.device | str = "cpu"
 ) -> Iterator[Batch]:
-    """Batches of a data set that can only be walked through; a sample's index is its place in the walk."""
+    """Yield batches of a data set that can only be iterated over; a sample's index is its position in the iteration."""
     unreadable, read, index = Unreadable(), [], -1
     for index, item in enumerate(data):
         read += readable([decoded({index: item}, index, preprocess)], unreadable)
@@ -212,19 +212,18 @@ def iterate_pixels(
 
 def _gathered(data: Iterable[Any], preprocess: Preprocess | None, device: torch.device | str) -> CachedPixels:
     blocks = list(iterate_pixels(data, preprocess, batch_size=_CHUNK, device=device))
-    if not blocks:
-        raise ValueError("the data set has no images that can be read")
-    return CachedPixels(*(torch.cat(parts) for parts in zip(*blocks, strict=True)))
+    none = Batch(torch.empty(0), torch.empty(0), torch.empty(0))
+    return CachedPixels(*(torch.cat(parts) for parts in zip(*(blocks or [none]), strict=True)))
 
 
 def free_bytes(device: torch.device | str) -> int:
-    """Memory that is free on the device, as far as it says."""
+    """Return the free memory of the device in bytes."""
     if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
-        return 4 << 30  # a system that does not tell
+        return 4 << 30  # a system that does not report it
 
 
 def _default_workers() -> int:

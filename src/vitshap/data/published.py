@@ -1,26 +1,43 @@
-"""Splits on record: how many images each part has, and a hash of their names.
+"""Known splits of the paper's data sets: how many images each part has, a hash of their names, and the authors' own.
 
-Two splits of ImageNette, Pets and MURA have the paper's counts. ``AUTHORS`` are those of the paper's authors, as their
-published code makes them (``authors.py``): what the paper's recipes use. ``PUBLISHED`` are those of the rule in
-``splits.py`` with seed 0: what the shipped explainer was trained and measured on. They are not the same images: of the 735
-Pets test images of the latter 593 are among the authors' training images, so that weights of the one are never
-measured on the other. The chest radiographs stand in for MURA where MURA cannot be had.
+ImageNette, Pets and MURA have two splits with the paper's counts. ``AUTHORS`` are those of the paper's authors, as
+their published code makes them; the paper's recipes use them. ``PUBLISHED`` are those of the rule in ``splits.py`` with
+seed 0; the shipped explainer was trained and measured on one. The two are not the same images: of the 735 Pets test
+images of the latter 593 are training images of the authors, so that weights trained on one split are never measured on
+the other. The chest radiographs stand in for MURA where MURA is not available.
 
-``sha256`` is that of the sorted names, relative to the data set's folder, with forward slashes, one per line.
+``sha256`` is the hash of the sorted names, relative to the data set's folder, with forward slashes, one per line.
+
+The authors' splits of ImageNette and Pets are stored as one letter per image, sorted by name (``authors_*.txt``, with
+how they were found and their hashes); that of MURA is computed by their rule. All come from
+``numpy.random.RandomState(44).permutation``, whose output numpy guarantees. The images are the same; their pixels may
+differ, because the authors used ImageNette's archive of 160 pixels.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from vitshap.data.dataset import ImageData
+from vitshap.data.layouts import Listing
+from vitshap.data.splits import Parts, names_hash
 
 
 @dataclass(frozen=True)
 class PublishedSplit:
-    """What a data set's three parts are known by."""
+    """How the three parts of a data set are recognised."""
 
     counts: dict[str, int]
     sha256: dict[str, str] | None
-    """None where the data could not be had when this was written: then only the counts are compared."""
+    """None where the data was not available when this was written: then only the counts are compared."""
     note: str
 
 
@@ -73,14 +90,14 @@ PUBLISHED = {
         },
         note="Oxford-IIIT Pet, the 7,349 images of annotations/list.txt, a tenth each set aside for validation and test",
     ),
-    # MURA may not be redistributed and was not at hand: counts and rule only, the names were never hashed.
+    # MURA may not be redistributed and was not available: only counts, no hashes of names.
     "mura": PublishedSplit(
         counts={"train": 33071, "val": 3737, "test": 3197},
         sha256=None,
         note="MURA v1.1, 3,737 training images set aside by patient, official validation set as test set",
     ),
-    # A subset of 2,100 of the 5,232 training images, all 624 test images. 76 patient numbers of the test images' names are
-    # training images' too: whether numbers begin anew there is not documented. The official test set is kept as it is.
+    # A subset of 2,100 of the 5,232 training images, and all 624 test images. 76 patient numbers occur in names of both
+    # test and training images; whether they are the same patients is not documented. The official test set is used.
     "chest": PublishedSplit(
         counts={"train": 1890, "val": 210, "test": 624},
         sha256={
@@ -91,3 +108,144 @@ PUBLISHED = {
         note="2,100 training images of Kermany et al., a tenth set aside by patient, and all 624 test images",
     ),
 }
+
+IMAGENETTE_ORDER = (
+    "cassette player",
+    "garbage truck",
+    "tench",
+    "English springer",
+    "church",
+    "parachute",
+    "French horn",
+    "chain saw",
+    "golf ball",
+    "gas pump",
+)
+"""Classes of the authors' outputs 0 to 9, which are not in the order of the folders."""
+_PART_OF_LETTER = {"r": "train", "v": "val", "t": "test"}
+_SEED = 44
+_MURA_VAL = 0.1
+"""Share of the training patients that the authors used for validation."""
+_EVALUATED = {
+    "tables": (1, "9c66102c9b65a5bda76e38442eea52d312f662eabe9220de22490a2c29d4a99d"),
+    "kernelshap": (2, "ce97b0826d900f0937aae406c9dd7fbe43e29e0ac3a7544c667734be494b7475"),
+}
+"""Block of lines in ImageNette's file, and the hash of the names."""
+
+
+def check_published(
+    listing: Listing, parts: Parts, records: Mapping[str, PublishedSplit] = PUBLISHED, *, strict: bool = False
+) -> None:
+    """Warn (or, if strict, raise an error) if the splits are not those known for this data set."""
+    record = records.get(listing.layout)
+    if record is None:
+        return
+    counts = {part: len(entries) for part, entries in parts.items()}
+    wrong = [
+        f"{part} has {counts[part]:,} images instead of {record.counts[part]:,}"
+        for part in parts
+        if counts[part] != record.counts[part]
+    ]
+    if not wrong and record.sha256 is not None:
+        wrong = [
+            f"{part} has the right number of images, {counts[part]:,}, but with other names"
+            for part, entries in parts.items()
+            if names_hash(entry.path for entry in entries) != record.sha256[part]
+        ]
+    if not wrong:
+        return
+    message = f"{listing.root} is not the known copy of {listing.layout} ({record.note}): " + "; ".join(wrong)
+    if strict:
+        raise ValueError(message)
+    warnings.warn(f"{message}. Results cannot be compared with those on the known split.", stacklevel=3)
+
+
+def authors_split(listing: Listing) -> tuple[Listing, Parts]:
+    """Return the listing with the authors' order of classes, and their training, validation and test images."""
+    if listing.layout not in AUTHORS:
+        raise ValueError(
+            f"the paper's authors split {', '.join(AUTHORS)}, not a data set of the layout {listing.layout}: "
+            "use data.split own"
+        )
+    if listing.layout == "mura":
+        return listing, _mura(listing)
+    if listing.layout == "imagenette" and sorted(listing.class_names) == sorted(IMAGENETTE_ORDER):
+        listing = _reordered(listing, IMAGENETTE_ORDER)
+    given = [entry for entry in sorted(listing.entries) if entry.part != "train"]
+    parts: Parts = {"train": [e for e in sorted(listing.entries) if e.part == "train"], "val": [], "test": []}
+    letters = "".join(_blocks(listing.layout)[0].values())
+    for entry, letter in zip(given, letters, strict=False):
+        parts[_PART_OF_LETTER[letter]].append(entry)
+    record = AUTHORS[listing.layout]
+    hashes = {part: names_hash(entry.path for entry in entries) for part, entries in parts.items()}
+    if len(given) != len(letters) or hashes != record.sha256:
+        raise ValueError(
+            f"{listing.root} does not hold exactly the images that the paper's authors split ({record.note}): use a "
+            "complete copy, or data.split own"
+        )
+    return listing, parts
+
+
+def authors_evaluation_images(test: ImageData, which: Literal["tables", "kernelshap"] = "tables") -> ImageData:
+    """Return the test images that the paper's figures were computed on.
+
+    Args:
+        test: ``load_data(..., split="authors").test`` of ImageNette or Pets.
+        which: ``"tables"``: insertion, deletion, sensitivity and faithfulness (1,024 of ImageNette, all 735 of Pets);
+            ``"kernelshap"``: the comparison with KernelSHAP (100 of ImageNette, of which the plots leave out
+            ``n03425413_13231.JPEG``).
+    """
+    block, digest = _EVALUATED[which]
+    names = ["/".join(path.parts[-3:] if test.name == "imagenette" else path.parts[-2:]) for path in _paths(test)]
+    known = AUTHORS[test.name].sha256 if test.name == "imagenette" or (test.name, which) == ("pets", "tables") else None
+    if known is None or names_hash(names) != known["test"]:
+        raise ValueError(
+            f"which images of {test.name} the authors used for {which} is known only for their test images of imagenette, "
+            'and of pets for tables: give load_data(..., split="authors").test'
+        )
+    if test.name == "pets":
+        return test
+    blocks = _blocks("imagenette")
+    # There is a mark for every image of the validation folder; those of the test half are in the order of their names.
+    letters, marks = ("".join(blocks[i].values()) for i in (0, block))
+    marked = [mark == "1" for letter, mark in zip(letters, marks, strict=True) if letter == "t"]
+    by_name = sorted(range(len(names)), key=lambda i: names[i])
+    chosen = sorted(i for i, mark in zip(by_name, marked, strict=True) if mark)
+    assert names_hash(names[i] for i in chosen) == digest
+    return test.subset(chosen)
+
+
+def _paths(test: ImageData) -> list[Path]:
+    return [Path(image) for image in test.images if isinstance(image, Path)]
+
+
+def _mura(listing: Listing) -> Parts:
+    """Take a tenth of the training patients for validation; the official validation set is the test set."""
+    patients = sorted({entry.group for entry in listing.entries if entry.part == "train"})
+    order = np.random.RandomState(_SEED).permutation(len(patients))
+    chosen = {patients[i] for i in order[: math.ceil(_MURA_VAL * len(patients))]}
+    parts: Parts = {"train": [], "val": [], "test": []}
+    for entry in sorted(listing.entries):
+        part = "val" if entry.part == "train" and entry.group in chosen else entry.part
+        parts[part].append(entry)
+    return parts
+
+
+def _reordered(listing: Listing, names: tuple[str, ...]) -> Listing:
+    """Return the same images with the classes in another order."""
+    entries = tuple(e._replace(label=names.index(listing.class_names[e.label])) for e in listing.entries)
+    return replace(listing, class_names=names, entries=entries)
+
+
+def _blocks(layout: str) -> list[dict[str, str]]:
+    """Read blocks of lines, separated by comments: letters by the name that their line starts with."""
+    text = (resources.files("vitshap") / "data" / f"authors_{layout}.txt").read_text(encoding="utf-8")
+    blocks: list[dict[str, str]] = []
+    for line, before in zip(text.splitlines(), ["#", *text.splitlines()], strict=False):
+        if line.startswith("#"):
+            continue
+        if before.startswith("#"):
+            blocks.append({})
+        key, letters = line.split()
+        blocks[-1][key] = letters
+    return blocks

@@ -1,11 +1,10 @@
-"""Training, validation and test images: one rule, and the proof that it gave what it gave before.
+"""Divide a data set into training, validation and test images, reproducibly.
 
-Who goes where is decided by sorting SHA-256 hashes of (seed, name): no random number generator, hence the same on
-every machine and with every version of every library, and an image that is missing moves no other across a border but
-those at it. Where there are no groups, classes are spread evenly; groups, such as the images of one patient, are never
-divided: a net recognises a patient, so that images of those it was trained on say little about others. For the paper's
-data sets the package holds the number of images of each split and a hash of their names (``published.py``), and a copy
-that differs gives a warning. The split of the paper's authors is another (``authors.py``).
+Images are ordered by SHA-256 hashes of (seed, name), without a random number generator: the split is the same on every
+machine and with every version of every library, and a missing image moves only images next to a border between two
+parts. Classes are spread evenly. Groups, such as the images of one patient, are never divided, because results on
+images of patients seen in training say little about others. ``published.py`` has the known splits of the paper's data
+sets.
 """
 
 from __future__ import annotations
@@ -13,72 +12,39 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from vitshap.data.layouts import Entry, Listing
-from vitshap.data.published import PUBLISHED, PublishedSplit
 
 Parts = dict[str, list[Entry]]
 """Entries of "train", "val" and "test", each sorted by name."""
 
 
 def divide(listing: Listing, *, seed: int = 0) -> Parts:
-    """Official splits where there are any, the missing ones split off.
+    """Use official splits where there are any, and split off the missing ones.
 
     Without a test set the validation set is halved; without a validation set a share of the training set becomes it;
-    without either, a tenth is set aside for each. Groups stay whole, where there are groups.
+    without either, a tenth is split off for each. Groups are not divided.
     """
     official: Parts = defaultdict(list)
     for entry in listing.entries:
         official[entry.part or "train"].append(entry)
     train, val, test = (official[part] for part in ("train", "val", "test"))
-    if not train:
-        raise ValueError(f"{listing.root} has no training images")
     if val and not test:
-        test, val = _set_aside(val, len(val) - len(val) // 2, seed)
+        test, val = _split_off(val, len(val) - len(val) // 2, seed)
     elif not val:
-        share = _share(len(train), listing.val_share)
+        share = max(1, round(len(train) * listing.val_share))
         if not test:
-            test, train = _set_aside(train, share, seed)
-        val, train = _set_aside(train, share, seed)
+            test, train = _split_off(train, share, seed)
+        val, train = _split_off(train, share, seed)
     parts = {"train": sorted(train), "val": sorted(val), "test": sorted(test)}
-    _require_something_everywhere(listing, parts)
+    _require_images(listing, parts)
     return parts
 
 
-def check_published(
-    listing: Listing, parts: Parts, records: Mapping[str, PublishedSplit] = PUBLISHED, *, strict: bool = False
-) -> None:
-    """Warn (or, if strict, refuse) when the splits are not those that the package has on record for this data set."""
-    record = records.get(listing.layout)
-    if record is None:
-        return
-    counts = {part: len(entries) for part, entries in parts.items()}
-    wrong = [
-        f"{part} has {counts[part]:,} images, on record are {record.counts[part]:,}"
-        for part in parts
-        if counts[part] != record.counts[part]
-    ]
-    if not wrong and record.sha256 is not None:
-        wrong = [
-            f"{part} has the {counts[part]:,} images on record in number, but not in name"
-            for part, entries in parts.items()
-            if names_hash(entry.path for entry in entries) != record.sha256[part]
-        ]
-    if not wrong:
-        return
-    message = (
-        f"{listing.root} is not the copy of {listing.layout} whose split is on record ({record.note}): "
-        + "; ".join(wrong)
-    )
-    if strict:
-        raise ValueError(message)
-    warnings.warn(f"{message}. Results do not compare with those on that split.", stacklevel=3)
-
-
 def warn_of_divided_groups(parts: Parts) -> None:
-    """Say which groups the data set's own folders put into several parts."""
+    """Warn about groups that the data set's own folders divide among several parts."""
     where: dict[str, set[str]] = defaultdict(set)
     for part, entries in parts.items():
         for entry in entries:
@@ -87,35 +53,29 @@ def warn_of_divided_groups(parts: Parts) -> None:
     if divided:
         warnings.warn(
             f"{len(divided):,} groups have images in several of the folders train, val and test ({', '.join(divided[:5])}"
-            f"{', ...' if len(divided) > 5 else ''}): results on these images are better than they would be on new groups",
+            f"{', ...' if len(divided) > 5 else ''}): results on these images are better than on new groups",
             stacklevel=3,
         )
 
 
 def names_hash(paths: Iterable[str]) -> str:
-    """SHA-256 of the sorted names, one per line."""
+    """Return the SHA-256 of the sorted names, one per line."""
     return hashlib.sha256("\n".join(sorted(paths)).encode()).hexdigest()
 
 
-def _require_something_everywhere(listing: Listing, parts: Parts) -> None:
+def _require_images(listing: Listing, parts: Parts) -> None:
     for part, entries in parts.items():
         if not entries:
-            raise ValueError(f"{listing.root}: too few images (or groups of images), none are left for {part}")
+            raise ValueError(f"{listing.root}: too few images (or groups of images) to split: none are left for {part}")
     learned = {entry.label for entry in parts["train"]}
     if lost := [name for label, name in enumerate(listing.class_names) if label not in learned]:
         raise ValueError(
-            f"{listing.root}: no image is left to learn {', '.join(lost)} from: such classes need more images"
+            f"{listing.root}: no training images are left for {', '.join(lost)}: such classes need more images"
         )
 
 
-def _share(n: int, share: Fraction) -> int:
-    if n < 3:
-        raise ValueError(f"{n} images cannot be split into training, validation and test images")
-    return max(1, round(n * share))
-
-
-def _set_aside(entries: Sequence[Entry], count: int, seed: int) -> tuple[list[Entry], list[Entry]]:
-    """``count`` entries and the rest; whole groups where there are groups."""
+def _split_off(entries: Sequence[Entry], count: int, seed: int) -> tuple[list[Entry], list[Entry]]:
+    """Return ``count`` entries and the rest; whole groups where there are groups."""
     if any(entry.group for entry in entries):
         return _cut_by_group(entries, count, seed)
     rest, chosen = _cut(entries, len(entries) - count, seed)
@@ -123,7 +83,7 @@ def _set_aside(entries: Sequence[Entry], count: int, seed: int) -> tuple[list[En
 
 
 def _cut(entries: Sequence[Entry], count: int, seed: int) -> tuple[list[Entry], list[Entry]]:
-    """The first ``count`` entries and the rest, in an order that deals every class out evenly."""
+    """Return the first ``count`` entries and the rest, in an order that spreads every class evenly."""
     of_class: dict[int, list[Entry]] = defaultdict(list)
     for entry in entries:
         of_class[entry.label].append(entry)
@@ -137,8 +97,7 @@ def _cut(entries: Sequence[Entry], count: int, seed: int) -> tuple[list[Entry], 
 
 
 def _cut_by_group(entries: Sequence[Entry], count: int, seed: int) -> tuple[list[Entry], list[Entry]]:
-    """Whole groups of ``count`` entries together, and the rest; a group that would be too many is passed over, but where
-    all are too large the smallest is taken."""
+    """Return whole groups of at most ``count`` entries in all, and the rest; the smallest group if all are larger."""
     size: dict[str, int] = defaultdict(int)
     for entry in entries:
         size[entry.group] += 1

@@ -88,10 +88,14 @@ def _rounded(goal: float, budget: int) -> int:
     return int(goal) if goal < budget / GROWTH**0.5 else budget
 
 
+def require_batch(batch: int) -> None:
+    """Raise ``ValueError`` unless ``batch`` is a number of coalitions that can be evaluated at a time."""
+    if batch < 2:
+        raise ValueError(f"batch is the number of coalitions evaluated at a time, at least 2; got {batch}")
+
+
 def require_budget(budget: int, smallest: int, method: str) -> None:
-    """Raise unless ``budget`` is an int of at least ``smallest`` evaluations."""
-    if isinstance(budget, bool) or not isinstance(budget, int):
-        raise TypeError(f"budget is a number of evaluations (int), got {type(budget).__name__}")
+    """Raise ``ValueError`` unless ``budget`` is at least ``smallest`` evaluations."""
     if budget < smallest:
         raise ValueError(
             f"a budget of {budget} evaluations is too small: {method} needs at least {smallest} for this game "
@@ -103,11 +107,4 @@ def _targets(game: Game, full: Tensor, target: Tensor | None) -> Tensor:
     """Outputs that a threshold is for, int64 ``[B, T]``."""
     if target is None:
         return torch.arange(game.num_outputs, device=full.device).expand(game.batch_size, -1)
-    if target.dtype != torch.int64 or target.ndim not in (1, 2) or target.shape[0] != game.batch_size:
-        raise ValueError(
-            f"target is one class per input or several, int64 [{game.batch_size}] or [{game.batch_size}, T], "
-            f"got {target.dtype} {list(target.shape)}"
-        )
-    if target.numel() == 0 or not 0 <= int(target.min()) <= int(target.max()) < game.num_outputs:
-        raise ValueError(f"targets are classes 0 to {game.num_outputs - 1}, got {target.flatten().tolist()[:8]}")
     return target.view(game.batch_size, -1).to(full.device)

@@ -11,12 +11,13 @@ from typing import Literal, TypeAlias, get_args
 
 from torch import Tensor
 
-from vitshap.estimators.estimate import Estimate, Watcher
+from vitshap.estimators.estimate import Estimate
 from vitshap.estimators.exact import exact
-from vitshap.estimators.kernel import Moments, Sampling, check_choice, kernelshap, kernelshap_original
+from vitshap.estimators.kernel import check_choice, kernelshap, kernelshap_original
 from vitshap.estimators.permutation import permutation
+from vitshap.estimators.size_effect import Moments, Sampling
 from vitshap.game import Game
-from vitshap.methods import Attribution, Method, take_classes
+from vitshap.methods import Attribution, Method, SamplingMethod, take_classes
 from vitshap.models import MaskedModel
 from vitshap.models.precision import Precision
 
@@ -36,11 +37,9 @@ class Exact(Method):
 
 
 @dataclass(frozen=True, eq=False)
-class _Sampled(Method):
+class _Sampled(SamplingMethod):
     """What sampling estimators share."""
 
-    budget: int = 4096
-    """Evaluations per image, the empty and the full coalition included; never exceeded."""
     threshold: float | None = None
     """Stop when the largest standard error is below this share of the values' range; see ``threshold_for``."""
     threshold_for: ThresholdFor = "auto"
@@ -49,9 +48,6 @@ class _Sampled(Method):
     tiny, and their relative error alone would use up the budget."""
     batch: int = 4096
     """Coalitions given to the net at a time."""
-    seed: int = 0
-    progress: Watcher | None = None
-    """Called with every partial estimate; see ``vitshap.estimators.progress.progress_bar``."""
     precision: Precision = "auto"
     """Of the evaluations: "auto" is half precision for a float32 net on a GPU, else the net's own."""
 

@@ -1,19 +1,31 @@
-"""What an estimator returns: values, how sure it is of them, and what they cost.
+"""What an estimator returns: values with standard errors and their cost, how reliable they are, and a progress bar.
 
-An ``Estimate`` knows nothing of images or of how it was made, so that the stopping rule, the stored truth and whatever
-turns values into explanations treat exact values, regressions and permutations alike.
+An ``Estimate`` knows nothing of images or of how it was made: the stopping rule, the stored reference values and the
+methods treat exact values, regressions and permutations alike.
+
+Reliability tells how much of the difference between players is signal. Two independent halves of the evaluations give two
+estimates; their correlation over players is the reliability of one half, and the Spearman-Brown formula turns it into
+that of both together. Unlike a standard error it has no unit, so it can be compared between classes, images and models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
 
 from vitshap.game import Game
+
+if TYPE_CHECKING:
+    from rich.console import Console
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from vitshap.explanation import Explanation
 
 
 @dataclass(frozen=True)
@@ -86,3 +98,117 @@ def without_absent(game: Game, values: Tensor, stderr: Tensor | None) -> tuple[T
     misplaced = values.where(~present, 0.0).sum(1, keepdim=True)  # [B, 1, K]
     shared = values + misplaced / present.sum(1, keepdim=True)
     return shared.where(present, 0.0), None if stderr is None else stderr.where(present, 0.0)
+
+
+class Estimator(Protocol):
+    """Any estimator whose other options are fixed (``functools.partial``)."""
+
+    def __call__(self, game: Game, /, *, budget: int, seed: int) -> Estimate:
+        """Estimate the game's values within the budget."""
+
+
+def split_half(estimator: Estimator, game: Game, *, budget: int, seed: int = 0) -> tuple[Estimate, Tensor]:
+    """Estimate twice with half the budget each: the mean of the two, and its reliability ``[B, K]``.
+
+    Both halves start from the same two endpoints, which count once: the budget is not exceeded.
+    """
+    one = estimator(game, budget=(budget + 2) // 2, seed=2 * seed)
+    two = estimator(game, budget=(budget + 2) // 2, seed=2 * seed + 1)
+    stderr = None
+    if one.stderr is not None and two.stderr is not None:
+        stderr = (one.stderr**2 + two.stderr**2).sqrt() / 2
+    mean = Estimate(
+        values=(one.values + two.values) / 2,
+        stderr=stderr,
+        base_values=one.base_values,
+        full_values=one.full_values,
+        evaluations=one.evaluations + two.evaluations - 2,
+        method=one.method,
+        converged=one.converged & two.converged,
+        history=(*one.history, *two.history),
+    )
+    return mean, spearman_brown(correlation(one.values, two.values))
+
+
+def correlation(one: Tensor, two: Tensor) -> Tensor:
+    """Pearson correlation over players of values ``[B, d, K]``, as ``[B, K]``.
+
+    Where an output does not differ between players there is nothing to correlate: 1 if the two agree, else 0.
+    """
+    a, b = one - one.mean(1, keepdim=True), two - two.mean(1, keepdim=True)
+    scale = (a.square().sum(1) * b.square().sum(1)).sqrt()
+    agree = torch.isclose(one, two).all(1).to(one.dtype)
+    return torch.where(scale > 0, (a * b).sum(1) / scale.clamp(min=torch.finfo(one.dtype).tiny), agree)
+
+
+def spearman_brown(half: Tensor) -> Tensor:
+    """Reliability of both halves together from the correlation between them; not below -1."""
+    return (2 * half / (1 + half).clamp(min=torch.finfo(half.dtype).tiny)).clamp(min=-1)
+
+
+def reliability_from_errors(estimate: Estimate | Explanation) -> Tensor:
+    """The same without a second half, from standard errors: ``[B, K]`` (of an explanation ``[B, T]``), 0 to 1.
+
+    One minus the share of the errors' variance in the values' variance over players: below 0.5 there is more noise than
+    signal. Its square root is about the correlation with the values that unlimited evaluations would give. Only players
+    that an image has are counted.
+    """
+    if estimate.stderr is None:
+        raise ValueError(
+            f"this {estimate.method} estimate has no standard errors: only sampling gives them, with a larger budget"
+        )
+    values, squares = estimate.values.double(), estimate.stderr.double().square()
+    mask = getattr(estimate, "player_mask", None)
+    present = torch.ones_like(values[..., :1]) if mask is None else mask[..., None].to(values)  # [B, d, 1]
+    count = present.sum(1)  # [B, 1]
+    centred = (values - (values * present).sum(1, keepdim=True) / count[:, None]) * present
+    variance = centred.square().sum(1) / (count - 1).clamp(min=1)
+    error = (squares * present).sum(1) / count
+    tiny = torch.finfo(variance.dtype).tiny
+    return torch.where(error > 0, (1 - error / variance.clamp(min=tiny)).clamp(min=0), 1.0)
+
+
+def forecast(checkpoint: Checkpoint, threshold: float) -> float:
+    """Evaluations still needed for the worst class to fall below ``threshold``; infinity while no error is known."""
+    excess = (checkpoint.worst_ratio / threshold) ** 2 - 1
+    return max(0.0, checkpoint.evaluations * excess)
+
+
+@contextmanager
+def progress_bar(budget: int, threshold: float | None = None, *, console: Console | None = None) -> Iterator[Watcher]:
+    """Yield a function for ``progress=``: a bar that shows the ratio falling and the evaluations left.
+
+    The ratio of error to range falls as one over the square root of the evaluations, which gives the forecast.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f}/{task.total:,.0f} evaluations"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("first evaluations", total=budget)
+
+        def watch(estimate: Estimate) -> None:
+            if not estimate.history:
+                return
+            last = estimate.history[-1]
+            total = float(budget)
+            if threshold is not None:
+                total = min(total, last.evaluations + forecast(last, threshold))
+            bar.update(task, completed=last.evaluations, total=total, description=describe_progress(last, threshold))
+
+        yield watch
+
+
+def describe_progress(checkpoint: Checkpoint, threshold: float | None) -> str:
+    """One line: the ratio of the worst class, that of the target, and what is left."""
+    text = f"error/range {checkpoint.worst_ratio:.3f} (target {checkpoint.target_ratio:.3f})"
+    if threshold is None:
+        return text
+    left = forecast(checkpoint, threshold)
+    if left == float("inf"):
+        return f"{text}, to {threshold:g}: not known yet"
+    return f"{text}, to {threshold:g}: about {left:,.0f} left"

@@ -4,23 +4,28 @@
 docs/estimators.md). ``kernelshap_original`` is KernelSHAP as published; ``size_effect=False`` is the same but for few
 evaluations, where ``moments="auto"`` takes the exact moment matrix. All evaluate the same coalitions for all inputs of a
 batch, so that one factorisation serves every input and class.
+
+``PlainState`` is KernelSHAP without the size effect: independent coalitions, weighted least squares under the efficiency
+constraint. Writing ``x = s - |s|/d`` and ``phi = (v(1) - v(0))/d + psi`` with psi summing to zero removes the constraint:
+the regression of ``y = v(s) - v(0) - |s|/d (v(1) - v(0))`` on x, weighted by the Shapley kernel over the sampling law, is
+psi. With pairing the units are pairs and y is half the difference of the two. With exact moments ``E[x x']`` is
+``(I - 11'/d) / (2 H_{d-1})``, so ``psi = 2 H E[x (v(s) - v(0))]`` needs no matrix (Covert and Lee's unbiased form).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
+from vitshap.coalitions import CoalitionLaw, Coalitions, harmonic_number, shapley_kernel
 from vitshap.estimators.adaptive import AdaptiveState
-from vitshap.estimators.anytime import State, run
-from vitshap.estimators.estimate import Estimate, Watcher
+from vitshap.estimators.anytime import State, require_batch, run
+from vitshap.estimators.estimate import Estimate, Watcher, endpoints
 from vitshap.estimators.exact import exact
-from vitshap.estimators.plain import PlainState
 from vitshap.estimators.size_effect import Moments, Sampling, SizeEffectState
 from vitshap.game import Game
-
-__all__ = ["Moments", "Sampling", "check_choice", "kernelshap", "kernelshap_original"]
 
 
 def kernelshap(
@@ -50,8 +55,7 @@ def kernelshap(
     """
     check_choice("moments", moments, ("auto", "exact", "sampled"))
     check_choice("sampling", sampling, ("adaptive", "balanced", "shapley", "leverage"))
-    if batch < 2:
-        raise ValueError(f"batch is the number of coalitions evaluated at a time, at least 2; got {batch}")
+    require_batch(batch)
     if game.num_players == 1:
         return exact(game)
     state: State
@@ -83,8 +87,7 @@ def kernelshap_original(
     the least-squares fit to them, weighted equally, under the constraint that they add up. No effect of the size is
     regressed out, and the moment matrix is that of the sample at any budget. Arguments as for ``kernelshap``.
     """
-    if batch < 2:
-        raise ValueError(f"batch is the number of coalitions evaluated at a time, at least 2; got {batch}")
+    require_batch(batch)
     if game.num_players == 1:
         return exact(game)
     state = PlainState(game, paired, True, "shapley", batch, seed)
@@ -96,3 +99,94 @@ def check_choice(name: str, given: str, choices: Sequence[str]) -> None:
     """Raise unless ``given`` is one of the choices."""
     if given not in choices:
         raise ValueError(f"{name} is one of {', '.join(choices)}; got {given!r}")
+
+
+class PlainState:
+    """Coalitions evaluated so far; implements ``State``."""
+
+    def __init__(self, game: Game, paired: bool, sampled: bool, sampling: str, batch: int, seed: int) -> None:
+        """Nothing is evaluated yet."""
+        self.method = "kernelshap-plain"
+        self._game, self._paired, self._sampled, self._batch = game, paired, sampled, batch
+        d = game.num_players
+        kernel = shapley_kernel(d)
+        law = _uniform_inner_size(d) if sampling == "leverage" else kernel
+        self._law = law
+        self._per_unit = 2 if paired else 1
+        self._weight = torch.zeros(d + 1, dtype=torch.float64, device=game.device)
+        self._weight[1:d] = (kernel.size_probabilities[1:d] / law.size_probabilities[1:d]).to(game.device)
+        self._generator = torch.Generator(device=game.device).manual_seed(seed)
+        self.smallest = 2 + self._per_unit * (d if sampled else 2)
+        self.first_look = 2 + self._per_unit * 8 * d  # by then the moment matrix is hardly ever singular
+        self._parts: list[tuple[Coalitions, Tensor]] = []
+
+    def advance(self, evaluations: int) -> int:
+        """Draw and evaluate up to ``evaluations`` in all."""
+        had = sum(len(members) for members, _ in self._parts)
+        new = (evaluations - 2) // self._per_unit - had
+        step = max(self._batch // self._per_unit, 1)
+        for first in range(0, new, step):
+            number = min(step, new - first) * self._per_unit
+            drawn = self._law.sample(number, paired=self._paired, generator=self._generator, device=self._game.device)
+            values = self._game(drawn).transpose(0, 1).flatten(1)  # [S, B K]
+            if self._paired:
+                self._parts.append((drawn[::2], (values[::2] - values[1::2]) / 2))
+            else:
+                self._parts.append((drawn, values))
+        return 2 + self._per_unit * (had + max(new, 0))
+
+    def estimate(self) -> tuple[Tensor, Tensor]:
+        """Values and standard errors ``[B, d, K]``."""
+        game, d = self._game, self._game.num_players
+        base, full = endpoints(game)
+        null, share = base.flatten(), (full - base).flatten() / d  # [O]
+        members = torch.cat([part for part, _ in self._parts])  # [n, d]
+        size = members.sum(1)
+        x = members.to(torch.float64) - size.to(torch.float64)[:, None] / d
+        y = torch.cat([part for _, part in self._parts]).to(torch.float64)  # [n, O]
+        if not self._paired:
+            y = y - null
+        weight = self._weight[size][:, None]  # [n, 1]
+        if self._sampled:
+            # Half the difference of a pair's sizes stands for the size of a single coalition.
+            y = y - (size - d / 2 if self._paired else size)[:, None] * share
+            psi, variance = _least_squares(x, y, weight)
+        else:
+            psi, variance = _mean(2 * harmonic_number(d - 1) * weight * x, y)
+        shape = (d, game.batch_size, game.num_outputs)
+        values = (psi + share).view(shape).transpose(0, 1)
+        return values, variance.view(shape).transpose(0, 1).sqrt()
+
+
+def _least_squares(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Coefficients ``[d, O]`` that sum to zero, and their variances by the sandwich formula."""
+    n, d = x.shape
+    moment = x.T @ (weight * x) / n
+    spectrum = torch.linalg.eigvalsh(moment)
+    if float(spectrum[1]) <= 1e-10 * float(spectrum[-1]):  # the constant direction alone may have no length
+        raise ValueError(
+            f"singular moment matrix: {n} sampled coalitions do not tell all {d} players apart; "
+            f"give a larger budget, or moments='exact'"
+        )
+    inverse = torch.linalg.inv(moment + 1 / d)
+    coefficients = inverse @ (x.T @ (weight * y)) / n
+    coefficients = coefficients - coefficients.mean(0)
+    influence = (weight * x) @ inverse  # [n, d]
+    leverage = ((x @ inverse) * x).sum(1, keepdim=True) * weight / n
+    residual = (y - x @ coefficients) / (1 - leverage).clamp(min=1e-6)
+    return coefficients, (influence**2).T @ residual**2 / n**2
+
+
+def _mean(factors: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean of ``factors * y`` over the units ``[d, O]``, and its variance."""
+    n = len(y)
+    mean = factors.T @ y / n
+    squares = (factors**2).T @ y**2 / n
+    return mean, (squares - mean**2).clamp(min=0) / (n - 1)
+
+
+def _uniform_inner_size(d: int) -> CoalitionLaw:
+    """Sizes 1..d-1 equally likely: what sampling by leverage scores amounts to (Musco and Witter, 2025)."""
+    probabilities = torch.zeros(d + 1, dtype=torch.float64)
+    probabilities[1:d] = 1 / (d - 1)
+    return CoalitionLaw(d, probabilities)

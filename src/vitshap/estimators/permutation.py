@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitshap.coalitions import Coalitions
-from vitshap.estimators.anytime import run
+from vitshap.estimators.anytime import require_batch, run
 from vitshap.estimators.estimate import Estimate, Watcher, endpoints
 from vitshap.estimators.exact import exact
 from vitshap.game import Game
@@ -32,8 +32,7 @@ def permutation(
 
     Arguments as for ``kernelshap``. A single order and its reverse give values without standard errors.
     """
-    if batch < 2:
-        raise ValueError(f"batch is the number of coalitions evaluated at a time, at least 2; got {batch}")
+    require_batch(batch)
     if game.num_players == 1:
         return exact(game)
     state = PermutationState(game, batch, seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 from typing import Literal, TypeAlias
 
 import torch
@@ -11,8 +12,7 @@ from torch import Tensor
 from vitshap.coalitions import Coalitions, harmonic_number
 from vitshap.estimators.controls import Controls, size_curves, slope_curves
 from vitshap.estimators.estimate import endpoints
-from vitshap.estimators.regression import Fit, Sample, assemble, better
-from vitshap.estimators.ridge import NO_PENALTY, PENALTIES, fit
+from vitshap.estimators.regression import NO_PENALTY, PENALTIES, Fit, Sample, assemble, better, fit
 from vitshap.estimators.strata import Drawer, Strata, allocate, strata
 from vitshap.game import Game
 
@@ -95,14 +95,12 @@ def regress(sample: Sample, moments: Moments) -> Fit:
     """The candidate that leaves each output the least variance."""
     n = len(sample.groups)
     curves = size_curves(sample.design, min(max(n // UNITS_PER_KNOT, 2), len(sample.counts)))
-    best: Fit | None = None
-    for controls in _candidates(sample.design, n, moments):
+
+    def fitted(controls: Controls | None) -> Fit:
         ample = moments == "sampled" or (controls is not None and n > AMPLE * controls.num_columns)
-        fitted = fit(sample, curves, controls, NO_PENALTY if ample else PENALTIES)
-        best = fitted if best is None else better(best, fitted)
-    if best is None:
-        raise ValueError("there is nothing to regress on")
-    return best
+        return fit(sample, curves, controls, NO_PENALTY if ample else PENALTIES)
+
+    return reduce(better, map(fitted, _candidates(sample.design, n, moments)))
 
 
 def _candidates(design: Strata, n: int, moments: Moments) -> Iterator[Controls | None]:

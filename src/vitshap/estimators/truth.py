@@ -9,18 +9,16 @@ A truth belongs to one surrogate, named by the hash of its weights: another surr
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitshap.estimators.estimate import Estimate
+from vitshap.estimators.estimate import Estimate, Estimator, split_half
 from vitshap.estimators.kernel import kernelshap
-from vitshap.estimators.reliability import Estimator, split_half
+from vitshap.files import read_json, read_tensors, write_tensors, write_text
 from vitshap.game import Game
 from vitshap.models import MaskedModel
 from vitshap.models.masked import Images
@@ -101,13 +99,13 @@ def compute(
             game = game_of(slice(start, stop))
             if game.batch_size != stop - start:
                 raise ValueError(f"game_of was asked for {stop - start} inputs and gave {game.batch_size}")
-            _save(part, _tensors(*split_half(estimator, game, budget=budget, seed=seed + start)))
+            write_tensors(part, _tensors(*split_half(estimator, game, budget=budget, seed=seed + start)))
         if progress is not None:
             progress(stop, num_inputs)
-    parts = [load_file(_part(folder, start)) for start in starts]
+    parts = [read_tensors(_part(folder, start)) for start in starts]
     tensors = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     _write_record(folder, specification, tensors["reliability"])
-    _save(folder / TENSORS, tensors)
+    write_tensors(folder / TENSORS, tensors)
     for start in starts:
         _part(folder, start).unlink()
     return load(folder)
@@ -153,7 +151,7 @@ def load(folder: str | Path, /, *, surrogate: str | None = None) -> Truth:
             f"this truth is of the surrogate {specification.surrogate}, not of {surrogate}: "
             f"a new surrogate needs a new truth"
         )
-    return Truth(specification=specification, **load_file(folder / TENSORS))
+    return Truth(specification=specification, **read_tensors(folder / TENSORS))
 
 
 def _begin(folder: Path, specification: Specification) -> None:
@@ -179,30 +177,22 @@ def _tensors(estimate: Estimate, reliability: Tensor) -> dict[str, Tensor]:
         "full_values": estimate.full_values,
         "reliability": reliability,
     }
-    return {name: tensor.to("cpu", torch.float64).contiguous() for name, tensor in named.items()}
+    return {name: tensor.to("cpu", torch.float64) for name, tensor in named.items()}
 
 
 def _part(folder: Path, start: int) -> Path:
     return folder / f"part-{start:08d}.safetensors"
 
 
-def _save(path: Path, tensors: dict[str, Tensor]) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    save_file(tensors, temporary)
-    os.replace(temporary, path)
-
-
 def _write_record(folder: Path, specification: Specification, reliability: Tensor | None) -> None:
     record: dict[str, object] = {"specification": asdict(specification), "finished": reliability is not None}
     if reliability is not None:
         record["reliability_per_class"] = reliability.mean(0).tolist()
-    temporary = folder / (RECORD + ".tmp")
-    temporary.write_text(json.dumps(record, indent=2) + "\n")
-    os.replace(temporary, folder / RECORD)
+    write_text(folder / RECORD, json.dumps(record, indent=2) + "\n")
 
 
 def _read_record(folder: Path) -> Specification:
-    fields = json.loads((folder / RECORD).read_text())["specification"]
+    fields = read_json(folder / RECORD)["specification"]
     if fields.get("format") != FORMAT:
         raise ValueError(f"{folder} has format {fields.get('format')}, this version reads {FORMAT}")
     return Specification(**fields)

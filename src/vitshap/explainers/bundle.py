@@ -1,40 +1,58 @@
-"""An explainer as a folder that anyone can load: two nets, and all it takes to build them without asking a hub.
+"""Explainers as folders that anyone can load: two networks, and all it takes to build them without asking a hub.
 
 Loading builds the surrogate from its description, an explainer on its trunk as at the start of training, and then fills in
 the explainer's tensors. So what the trunk still shares with the surrogate (all of it, if only the head was trained) and
-what the explainer never reads (the trunk's classification head) need not be stored: the copy has it.
+what the explainer never reads (the trunk's classification head) need not be stored. A new folder is written beside the
+old one and takes its place by renaming when it is complete: a full disk leaves the old one as it was.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from vitshap._version import __version__
 from vitshap.errors import first_line
-from vitshap.explainers import folders, weights
 from vitshap.explainers.card import write_card
 from vitshap.explainers.explainer import Explainer
-from vitshap.explainers.folders import CLASSIFIER, EXPLAINER, SURROGATE, BundleError, shipped
-from vitshap.explainers.network import ExplainerConfig
-from vitshap.explainers.stored import (
+from vitshap.explainers.network import ExplainerConfig, probe
+from vitshap.files import write_text
+from vitshap.models import MaskedModel
+from vitshap.models.base import fingerprint, unwrapped
+from vitshap.models.hub import HUB_ID
+from vitshap.models.stored import (
+    CARD,
+    CLASSIFIER,
+    CONFIG,
+    EXPLAINER,
+    FORMAT,
+    SURROGATE,
+    VERSION,
+    BundleError,
+    as_bundle_error,
     copied,
     describe_model,
     fill,
+    find,
     fingerprint_as_loaded,
+    load_surrogate,
+    read_checked,
+    read_config,
     rebuild_model,
+    shipped,
     tuples,
 )
-from vitshap.models import MaskedModel
-from vitshap.models.base import fingerprint, unwrapped
 
 __all__ = ["BundleError", "load", "load_classifier", "read", "record", "save", "shipped"]
 
@@ -55,13 +73,14 @@ def save(
     """Write ``explainer`` with its surrogate into ``folder``: all of it, or nothing.
 
     Args:
-        half: store weights in 16 bits; what is loaded computes in the net's own precision all the same.
-        include_classifier: store the explained net too: the one that the explainer was made with (True), or this one.
-            Without it its fingerprint alone is stored, if it is known.
+        half: store weights in 16 bits; what is loaded computes in the model's own precision all the same.
+        include_classifier: store the explained model too: the one that the explainer was made with (True), or this one.
+            Without it only its fingerprint is stored, if it is known.
         quality: what was measured, as plain numbers and text by name; None: what a loaded explainer was stored with.
-        overwrite: replace a stored explainer that is there already.
+        overwrite: replace a bundle that is there already.
     """
-    folders.check_free(Path(os.path.expanduser(folder)).resolve(), overwrite=overwrite)  # before any work
+    final = Path(os.path.expanduser(folder)).resolve()
+    _check_free(final, overwrite=overwrite)  # before any work
     surrogate = explainer.surrogate
     left_out = _left_out(explainer)
     own = {name: tensor for name, tensor in explainer.state_dict().items() if name not in left_out}
@@ -77,6 +96,8 @@ def save(
             "as_stored": fingerprint_as_loaded(net.net, tensors[CLASSIFIER]),
         }
     config = {
+        "format": FORMAT,
+        "version": VERSION,
         "versions": _versions(surrogate),
         "surrogate": describe_model(surrogate),
         "explainer": {"config": _fields(explainer.network.config), "left_out": sorted(left_out)},
@@ -84,12 +105,8 @@ def save(
         "half": half,
         "quality": explainer.quality if quality is None else quality,
     }
-    try:
-        return folders.write(folder, tensors, config, write_card(config), overwrite=overwrite)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, BundleError):
-            raise
-        raise BundleError(f"quality must be finite numbers and text by name: {first_line(error)}") from error
+    _write(final, tensors, config)
+    return final
 
 
 def load(
@@ -99,19 +116,16 @@ def load(
     classifier: MaskedModel | nn.Module | None = None,
     device: str | torch.device | None = None,
 ) -> Explainer:
-    """The explainer of a folder, a shipped one by its name, or one of the Hugging Face hub by ``owner/name``.
+    """Load the explainer of a folder, a shipped one by its name, or one of the Hugging Face hub by ``owner/name``.
 
-    With ``classifier`` it must be the net that the explainer was made for, weight by weight.
+    With ``classifier`` it must be the model that the explainer was made for, weight by weight.
     """
-    if not isinstance(classifier, nn.Module | None):
-        raise TypeError(f"classifier is a net, wrapped or not; got {type(classifier).__name__}")
-    folder = folders.find(name)
-    config = folders.read_config(folder)
-    with _as_bundle_error(folder):
-        surrogate = rebuild_model(folder, SURROGATE, config["surrogate"], config)
+    folder = find(name)
+    config = read_config(folder)
+    with as_bundle_error(folder):
+        surrogate = load_surrogate(folder)
         if classifier is not None:
             _check_classifier(folder, config, classifier, surrogate)
-        surrogate.classifier_fingerprint = config["classifier"]["fingerprint"]
         explainer = _explainer(folder, surrogate, config)
         explainer.classifier_as_stored = config["classifier"].get("as_stored")
         explainer.quality = config.get("quality")
@@ -119,55 +133,39 @@ def load(
 
 
 def load_classifier(name: str | os.PathLike[str], /, *, device: str | torch.device | None = None) -> MaskedModel:
-    """The explained net, where it was stored with the explainer."""
-    folder = folders.find(name)
-    config = folders.read_config(folder)
-    with _as_bundle_error(folder):
+    """Load the explained model, where it was stored with the explainer."""
+    folder = find(name)
+    config = read_config(folder)
+    with as_bundle_error(folder):
         if "net" not in config["classifier"]:
             raise BundleError(f"{folder} holds no classifier: it was saved without include_classifier")
         return rebuild_model(folder, CLASSIFIER, config["classifier"], config).to(device)
 
 
 def read(name: str | os.PathLike[str], /) -> dict[str, Any]:
-    """What ``config.json`` says, of the measured quality for one; no net is built."""
-    return folders.read_config(folders.find(name))
+    """Read ``config.json``, for instance for the measured quality; no network is built."""
+    return read_config(find(name))
 
 
 def own_folder(name: str | os.PathLike[str], /) -> Path:
-    """A stored explainer's folder that can be written to; a shipped name or a hub id is none."""
+    """Return a bundle's folder that can be written to; a shipped name or a hub id is none."""
     place = Path(name)
     if not place.is_dir():
-        raise BundleError(f"{place} is no folder: what was measured is recorded in a stored explainer's own folder")
+        raise BundleError(f"{place} is no folder: what was measured is recorded in a bundle's own folder")
     return place
 
 
 def record(folder: str | os.PathLike[str], measured: dict[str, Any], /) -> None:
-    """Write what was measured into a stored explainer's configuration and card; other entries stay."""
+    """Write what was measured into a bundle's configuration and card; other entries stay."""
     place = own_folder(folder)
-    config = folders.read_config(place)
+    config = read_config(place)
     config["quality"] = {**(config.get("quality") or {}), **measured}
-    try:
-        folders.rewrite(place, config, write_card(config))
-    except (TypeError, ValueError) as error:
-        raise BundleError(f"quality must be finite numbers and text by name: {first_line(error)}") from error
-
-
-@contextmanager
-def _as_bundle_error(folder: Path) -> Iterator[None]:
-    """Whatever a configuration can be wrong in (a missing entry, a type, an unknown class) is one kind of error."""
-    try:
-        with torch.random.fork_rng(devices=[]):  # weights are drawn and thrown away: the user's numbers stay in order
-            yield
-    except BundleError:
-        raise
-    except KeyError as error:
-        raise BundleError(f"{folder / folders.CONFIG} is incomplete: there is no {error}") from error
-    except Exception as error:  # libraries that build nets have errors of their own
-        raise BundleError(f"what {folder} describes cannot be built: {first_line(error)}") from error
+    for name, text in ((CONFIG, _as_json(config)), (CARD, write_card(config))):
+        write_text(place / name, text)
 
 
 def _explainer(folder: Path, surrogate: MaskedModel, config: dict[str, Any]) -> Explainer:
-    tensors = folders.read_tensors(folder, EXPLAINER, config)
+    tensors = read_checked(folder, EXPLAINER, config)
     given = config["explainer"]["config"]
     rounded = bool(config["half"]) or config["surrogate"]["net"]["dtype"] in ("float16", "bfloat16")
     unknown = sorted(set(given) - {field.name for field in dataclasses.fields(ExplainerConfig)})
@@ -177,7 +175,7 @@ def _explainer(folder: Path, surrogate: MaskedModel, config: dict[str, Any]) -> 
             f"{folder} was made with vitshap {made}; this is {__version__}, which knows no {unknown[0]!r}"
         )
     settings = ExplainerConfig(**tuples(given))
-    # Where training began is history: a file that it names is not read, and no weights are drawn for the trunk.
+    # Where training started is history: a file that it names is not read, and no weights are drawn for the trunk.
     explainer = Explainer(surrogate, dataclasses.replace(settings, init="surrogate"))
     explainer.network.config = settings
     stored, rebuilt = tensors.get("null_values"), explainer.null_values
@@ -202,7 +200,7 @@ def _left_out(explainer: Explainer) -> set[str]:
     trunk, given = network.trunk, unwrapped(explainer.surrogate.net).state_dict()
     trained = [(parameter, parameter.requires_grad) for parameter in trunk.parameters()]
     try:
-        _, read = weights.probe(trunk, network.adapter)
+        _, read = probe(trunk, network.adapter)
     finally:
         for parameter, flag in trained:
             parameter.requires_grad_(flag)
@@ -214,45 +212,92 @@ def _left_out(explainer: Explainer) -> set[str]:
 
 
 def _included(explainer: Explainer, wanted: MaskedModel | bool) -> MaskedModel:
-    """The explained net that is to be stored."""
+    """Return the explained model that is to be stored."""
     net = explainer.classifier if wanted is True else wanted
-    if not isinstance(net, MaskedModel):
-        raise BundleError(
-            "include_classifier: the explained net is not known; give the wrapped net itself in place of True, or "
-            "classifier= when the explainer is made"
-        )
     known = {explainer.classifier_fingerprint, explainer.classifier_as_stored} - {None}
-    if known and net.fingerprint() not in known:
-        raise BundleError("include_classifier is not the net that this explainer was made for: its weights differ")
-    return net
+    if isinstance(net, MaskedModel) and (not known or net.fingerprint() in known):
+        return net
+    raise BundleError(
+        "include_classifier is not the model that this explainer was made for: its weights differ"
+        if isinstance(net, MaskedModel)
+        else "include_classifier: the explained model is not known; give the wrapped model itself in place of True, or "
+        "classifier= when the explainer is made"
+    )
 
 
 def _check_classifier(
     folder: Path, config: dict[str, Any], given: MaskedModel | nn.Module, surrogate: MaskedModel
 ) -> None:
     known = config["classifier"]["fingerprint"]
-    # The surrogate itself will do: a classifier trained with masking is its own. Stored nets may have been rounded.
+    # The surrogate itself will do: a classifier trained with masking is its own. Stored weights may have been rounded.
     ours = {known, config["classifier"].get("as_stored"), config["surrogate"]["fingerprint"], surrogate.fingerprint()}
     net = given.net if isinstance(given, MaskedModel) else given
     theirs = fingerprint(unwrapped(net).state_dict())
-    if theirs in ours:
-        return
-    if known is None:
-        raise BundleError(f"{folder} does not say which net it was made for, and its surrogate has other weights")
-    raise BundleError(
-        f"{folder} was made for another model: the weights given have the fingerprint {theirs[:12]}..., "
-        f"expected {known[:12]}..."
-    )
+    if theirs not in ours:
+        expected = "unknown: it was not stored" if known is None else f"{known[:12]}..."
+        raise BundleError(
+            f"{folder} was made for another model: the weights given have the fingerprint {theirs[:12]}..., "
+            f"expected {expected}"
+        )
 
 
 def _fields(config: ExplainerConfig) -> dict[str, Any]:
     fields = dataclasses.asdict(config)
     here = os.path.expanduser(config.init)
-    if os.path.exists(here) or not folders.HUB_ID.fullmatch(config.init):
-        fields["init"] = Path(here).name  # folders of this machine are nobody's business
+    if os.path.exists(here) or not HUB_ID.fullmatch(config.init):
+        fields["init"] = Path(here).name  # no paths of this machine
     return fields
 
 
 def _versions(model: MaskedModel) -> dict[str, str]:
     library = type(unwrapped(model.net)).__module__.partition(".")[0]
     return {"vitshap": __version__, **{name: version(name) for name in sorted({"torch", "transformers", library})}}
+
+
+def _as_json(config: dict[str, Any]) -> str:
+    try:
+        return json.dumps(config, indent=2, allow_nan=False) + "\n"
+    except (TypeError, ValueError) as error:
+        raise BundleError(f"quality must be finite numbers and text by name: {first_line(error)}") from error
+
+
+def _check_free(folder: Path, *, overwrite: bool) -> None:
+    """Refuse a folder that exists; nothing but a bundle is ever replaced."""
+    if folder.exists() and not (folder.is_dir() and overwrite):
+        hint = "give overwrite=True to replace it, or another folder" if folder.is_dir() else "a bundle is a folder"
+        raise BundleError(f"{folder} exists already: {hint}")
+    if folder.exists() and any(folder.iterdir()):
+        read_config(folder)
+
+
+def _write(final: Path, tensors: dict[str, dict[str, Tensor]], config: dict[str, Any]) -> None:
+    """Write a whole folder (tensors by file name) or leave everything as it was."""
+    partial = final.parent / f".{final.name}.{os.getpid()}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        for file, named in tensors.items():
+            save_file(named, partial / file)
+        hashes = {file: hashlib.sha256((partial / file).read_bytes()).hexdigest() for file in tensors}
+        (partial / CONFIG).write_text(_as_json({**config, "sha256": hashes}), encoding="utf-8")
+        (partial / CARD).write_text(write_card(config), encoding="utf-8")
+        for file in tensors:
+            shutil.copymode(partial / CONFIG, partial / file)  # safetensors lets nobody but its owner read
+        _take_place(partial, final)
+    except (OSError, SafetensorError) as error:
+        raise OSError(f"{final} could not be written ({first_line(error)}); what was there is unchanged") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _take_place(partial: Path, final: Path) -> None:
+    """Rename; a folder cannot be renamed onto a full one, so the old one steps aside, and back if that fails."""
+    aside = final.parent / f".{final.name}.{os.getpid()}.old"
+    if final.exists():
+        os.replace(final, aside)
+    try:
+        os.replace(partial, final)
+    finally:
+        if aside.exists() and not final.exists():
+            os.replace(aside, final)
+    shutil.rmtree(aside, ignore_errors=True)

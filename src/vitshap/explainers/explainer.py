@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,13 @@ from vitshap.methods import Target, resolve_target, take_classes
 from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating
 from vitshap.models.masked import check_finite
-from vitshap.players import Players
 
 
 class Explainer(InputShaped, nn.Module):
     """Shapley values in one forward pass, efficient by construction."""
+
+    name: ClassVar[str] = "explainer"
+    samples: ClassVar[bool] = False
 
     null_values: Tensor
     """v(0) of a blank image, float32 ``[1, K]``; where ``surrogate.same_null`` it is that of every image."""
@@ -46,9 +48,7 @@ class Explainer(InputShaped, nn.Module):
         without it what the surrogate knows of it is taken.
         """
         super().__init__()
-        if surrogate.removal == "random":
-            raise ValueError('with removal="random" v(0) differs between images: an explainer needs another removal')
-        _check_players(surrogate.players)
+        _check_surrogate(surrogate)
         self._surrogate = [surrogate]  # in a list: its weights are neither this module's parameters nor saved with it
         self._classifier = [classifier]
         self.network = ExplainerNetwork(surrogate, config, classifier=classifier)
@@ -72,15 +72,11 @@ class Explainer(InputShaped, nn.Module):
 
     def set_scale(self, std: Tensor, /) -> None:
         """Learn values in units of the outputs' standard deviation ``[K]``: regression outputs have any magnitude."""
-        wanted = self.scale.shape
-        if std.shape != wanted:
-            raise ValueError(f"the scale is one standard deviation per output, {list(wanted)}; got {list(std.shape)}")
         std = std.detach().to(self.scale)
-        bad = (~torch.isfinite(std) | (std <= 0)).nonzero().flatten().tolist()
-        if bad:
+        if std.shape != self.scale.shape or not bool((torch.isfinite(std) & (std > 0)).all()):
             raise ValueError(
-                f"standard deviations are positive and finite; output {bad[0]} has {std[bad[0]].item():g}: "
-                "an output that never varies has nothing to explain"
+                f"the scale is one positive, finite standard deviation per output, {list(self.scale.shape)}; got "
+                f"{std.tolist()}: an output that never varies has nothing to explain"
             )
         self.scale.copy_(std)
 
@@ -156,7 +152,7 @@ class Explainer(InputShaped, nn.Module):
             prediction=full,
             prediction_by="surrogate",
             players=surrogate.players.labels.cpu(),
-            method="explainer",
+            method=self.name,
             base_values=base.gather(1, targets),
             full_values=full.gather(1, targets),
             image_box=prepared.boxes,
@@ -196,10 +192,27 @@ class Explainer(InputShaped, nn.Module):
         return bundle.load(name, classifier=classifier, device=device)
 
 
-def _check_players(players: Players) -> None:
-    """One network has one list of players, whatever the image."""
-    if players.per_image or not bool(players.player_mask.all()):
-        raise ValueError(
+def explainer_method(
+    explainer: Explainer | str | os.PathLike[str], /, *, device: str | torch.device | None = None
+) -> Explainer:
+    """Return what ``vitshap.method("explainer", ...)`` gives: this explainer, or the one of a bundle (name or folder)."""
+    if isinstance(explainer, Explainer):
+        return explainer.to(device)
+    if not isinstance(explainer, str | os.PathLike):
+        given = type(explainer).__name__
+        raise TypeError(f"the method explainer needs an Explainer, or the name or folder of a bundle; got {given}")
+    return Explainer.from_pretrained(explainer, device=device)
+
+
+def _check_surrogate(surrogate: MaskedModel) -> None:
+    """Refuse what differs between images: one network has one list of players and one v(0)."""
+    why = None
+    if surrogate.removal == "random":
+        why = 'with removal="random" v(0) differs between images: an explainer needs another removal'
+    if surrogate.players.per_image or not bool(surrogate.players.player_mask.all()):
+        why = (
             "players that differ between images do not fit an explainer, whose network has the same players for every "
-            "image: wrap the net with one label map, or give these players to a method such as kernelshap"
+            "image: wrap the model with one label map, or give these players to a method such as kernelshap"
         )
+    if why is not None:
+        raise ValueError(why)

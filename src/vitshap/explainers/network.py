@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -20,10 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitshap.explainers import weights
-from vitshap.explainers.sizes import even_shares
 from vitshap.explainers.unet import UNet
 from vitshap.models import MaskedModel
-from vitshap.models.base import Adapter, CannotMask, find_adapter, net_device_dtype, unwrapped
+from vitshap.models.base import Adapter, CannotMask, evaluating, find_adapter, net_device_dtype, unwrapped
 from vitshap.players import Players
 
 Trunk = Literal["own", "unet"]
@@ -64,24 +64,30 @@ class ExplainerConfig:
     """A net like the explained one ("own"), or a U-Net on pixels, which any net can have ("unet")."""
 
     def __post_init__(self) -> None:
-        """Paths become text, so that a configuration can be written as JSON."""
+        """Make text of paths, so that a configuration can be written as JSON, and check the fields."""
         object.__setattr__(self, "init", os.fspath(self.init))
-        if not isinstance(self.output_scale, int | float) or not 0 < self.output_scale < math.inf:
-            raise ValueError(f"output_scale is a positive number, got {self.output_scale!r}")
-        if isinstance(self.frozen_blocks, bool) or not isinstance(self.frozen_blocks, int) or self.frozen_blocks < 0:
-            raise ValueError(f"frozen_blocks is a number of blocks, got {self.frozen_blocks!r}")
-        if isinstance(self.frozen, str) or not all(isinstance(name, str) for name in self.frozen):
-            raise ValueError(f"frozen is a list of names, got {self.frozen!r}")
+        if problem := next(self._problems(), None):
+            raise ValueError(problem)
         object.__setattr__(self, "frozen", tuple(self.frozen))
-        if self.trunk == "unet" and self.frozen_blocks:
-            raise ValueError("a U-Net has no blocks to freeze: set frozen_blocks to 0, or name modules in frozen")
+
+    def _problems(self) -> Iterator[str]:
+        if not isinstance(self.output_scale, int | float) or not 0 < self.output_scale < math.inf:
+            yield f"output_scale is a positive number, got {self.output_scale!r}"
+        if isinstance(self.frozen_blocks, bool) or not isinstance(self.frozen_blocks, int) or self.frozen_blocks < 0:
+            yield f"frozen_blocks is a number of blocks, got {self.frozen_blocks!r}"
+        if isinstance(self.frozen, str) or not all(isinstance(name, str) for name in self.frozen):
+            yield f"frozen is a list of names, got {self.frozen!r}"
         if self.trunk not in ("own", "unet"):
-            raise ValueError(f'trunk is "own" or "unet"; got {self.trunk!r}')
+            yield f'trunk is "own" or "unet"; got {self.trunk!r}'
+        if self.trunk != "unet":
+            return
+        if self.frozen_blocks:
+            yield "a U-Net has no blocks to freeze: set frozen_blocks to 0, or name modules in frozen"
         for name in ("magnitudes", "profiles"):
-            if self.trunk == "unet" and getattr(self, name):
-                raise ValueError(f"a U-Net has no output for {name}: set {name} to false")
-        if self.trunk == "unet" and self.init == "classifier":
-            raise ValueError('a U-Net cannot start as the classifier: give init="scratch" or the file of a U-Net')
+            if getattr(self, name):
+                yield f"a U-Net has no output for {name}: set {name} to false"
+        if self.init == "classifier":
+            yield 'a U-Net cannot start as the classifier: give init="scratch" or the file of a U-Net'
 
 
 class ExplainerNetwork(nn.Module):
@@ -112,13 +118,13 @@ class ExplainerNetwork(nn.Module):
         return self.outputs(images)[0]
 
     def outputs(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Values of the patches, and with ``profiles`` the shares ``[B, J, K]`` that the bumps of ``sizes.py`` have in
+        """Values of the patches, and with ``profiles`` the shares ``[B, J, K]`` that the bumps of ``size_bumps`` have in
         each class's profile; these send no gradient into the trunk."""
         shares: Tensor | None = None
         if self.adapter is None:
             values: Tensor = self.head(self.trunk(images)).float()
         else:
-            values, shares = self.head(weights.encoded(self.adapter, images))
+            values, shares = self.head(encoded(self.adapter, images))
             values = values[:, self.adapter.prefix :].float()  # [B, N, K]
         if self.config.tanh:
             values = values.tanh()
@@ -133,8 +139,9 @@ class ExplainerNetwork(nn.Module):
             raise ValueError(
                 f'{type(self.trunk).__name__} lends no trunk to an explainer: use ExplainerConfig(trunk="unet")'
             ) from error
-        width, read = weights.probe(self.trunk, self.adapter)
-        weights.start(self.trunk, self.adapter, config.init, read, classifier)
+        width, read = probe(self.trunk, self.adapter)
+        if config.init != "surrogate":
+            weights.start(self.trunk, self.adapter, config.init, read, classifier)
         # The trunk's own classification head gets no gradient: it is left out of training.
         trained = read - self._frozen() if config.train_trunk else set()
         for name, parameter in self.trunk.named_parameters():
@@ -280,6 +287,52 @@ def sum_over_players(values: Tensor, players: Players) -> Tensor:
     return sums[:, :-1]
 
 
+def encoded(adapter: Adapter, images: Tensor) -> Tensor:
+    """Tokens of whole images after the final norm, ``[B, prefix + N, D]``."""
+    tokens = adapter.embed(images)
+    positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
+    normed: Tensor = adapter.final_norm(adapter.encode(tokens, positions))
+    return normed
+
+
+def probe(trunk: nn.Module, adapter: Adapter) -> tuple[int, set[str]]:
+    """The trunk's width, and the names of the parameters and buffers that its encoded tokens can depend on."""
+    names, parameters = zip(*trunk.named_parameters(), strict=True)
+    with torch.enable_grad(), evaluating(trunk):
+        trunk.requires_grad_(True)
+        tokens = encoded(adapter, parameters[0].new_ones(1, adapter.channels, *adapter.image_size))
+        gradients = torch.autograd.grad(tokens[:, adapter.prefix :].float().sum(), parameters, allow_unused=True)
+    read = {name for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
+    # Buffers have no gradients: they are taken to be read.
+    return tokens.shape[-1], read | (trunk.state_dict().keys() - set(names))
+
+
 def _heads(width: int) -> int:
     """Heads of 64, as vision transformers have them, or of 8 in very narrow nets; fewer where these do not divide."""
     return next((width // size for size in ((64, 32, 16, 8) if width >= 64 else (8, 4)) if width % size == 0), 1)
+
+
+def size_bumps(d: int) -> Tensor:
+    """Bumps around sizes that double towards d/2 from both ends, each of mean 1 over the sizes 1 to d - 1: float64
+    ``[J, d + 1]``."""
+    sizes, knots = torch.arange(d + 1, dtype=torch.float64), _knots(d)
+    hats = torch.zeros(len(knots), d + 1, dtype=torch.float64)
+    place = torch.searchsorted(knots, sizes).clamp(1, max(len(knots) - 1, 1))
+    if len(knots) == 1:
+        hats[0] = 1
+    else:
+        part = ((sizes - knots[place - 1]) / (knots[place] - knots[place - 1])).clamp(0, 1)
+        hats.scatter_(0, place[None] - 1, (1 - part)[None])
+        hats.scatter_(0, place[None], part[None])
+    hats[:, 0] = hats[:, d] = 0  # nothing and everything have no effects
+    return hats * (d - 1) / hats.sum(1, keepdim=True)
+
+
+def even_shares(d: int) -> Tensor:
+    """The mixture of bumps that is 1 at every size, float64 ``[J]``."""
+    return 1 / size_bumps(d).amax(1)
+
+
+def _knots(d: int) -> Tensor:
+    doubling = [2**i for i in range(d.bit_length()) if 2**i <= d / 2]
+    return torch.tensor(sorted({*doubling, d // 2, *(d - size for size in doubling)} - {0}), dtype=torch.float64)

@@ -25,10 +25,6 @@ class UNet(nn.Module):
     ) -> None:
         """``width`` channels at full resolution, doubled at each of up to ``depth`` halvings; small images have fewer."""
         super().__init__()
-        if width % (2 * GROUPS):
-            raise ValueError(f"the U-Net's width is a multiple of {2 * GROUPS}, got {width}")
-        if any(side % cells for side, cells in zip(image_size, grid, strict=True)):
-            raise ValueError(f"images of {image_size} do not divide into a grid of {grid}")
         self.patch = (image_size[0] // grid[0], image_size[1] // grid[1])
         self.width = width
         widths = [width * 2**level for level in range(min(depth, _halvings(image_size)) + 1)]

@@ -1,21 +1,32 @@
-"""From photos to explanations as a stream; the work behind ``vitshap explain``."""
+"""From photos to explanations, the work behind ``vitshap explain``: photos, source, stream, entries, sinks.
 
+``photos`` finds and reads files, ``source`` loads what explains them, ``stream`` explains them (``explain_prepared`` one
+batch), ``entries`` are the results, and sinks write them: ``report`` (with ``html``), ``sinks`` (JSON, Parquet, heatmaps)
+and ``terminal``.
+"""
+
+from vitshap.explaining.entries import Explained, Failed, Patch, Summary, patches
 from vitshap.explaining.photos import Found, find_photos, read_photo
-from vitshap.explaining.sources import Source, open_bundle, open_model
-from vitshap.explaining.stream import CannotExplain, explain_photos
-from vitshap.explaining.wanted import Wanted
-from vitshap.report import Explained, Failed
+from vitshap.explaining.report import ReportWriter, Section
+from vitshap.explaining.source import Source, open_bundle, open_model
+from vitshap.explaining.stream import CannotExplain, explain_photos, explain_prepared, prepare_photo
 
 __all__ = [
     "CannotExplain",
     "Explained",
     "Failed",
     "Found",
+    "Patch",
+    "ReportWriter",
+    "Section",
     "Source",
-    "Wanted",
+    "Summary",
     "explain_photos",
+    "explain_prepared",
     "find_photos",
     "open_bundle",
     "open_model",
+    "patches",
+    "prepare_photo",
     "read_photo",
 ]

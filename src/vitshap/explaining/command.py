@@ -1,8 +1,8 @@
-"""``vitshap explain``: options in, results out as they come, an exit code at the end.
+"""``vitshap explain``: its options, and what it does with them.
 
-0: all images were explained. 1: some could not be, the others were. 2: nothing could be done as asked, said in one line.
-130: interrupted; what was done by then is in the report (``vitshap.cli`` makes it 143 after SIGTERM). 141: whoever read
-the results has stopped reading.
+Exit codes: 0, all images were explained; 1, some could not be; 2, nothing could be done, with a one-line reason;
+130, interrupted, and the report holds what was done by then (``vitshap.cli`` makes it 143 after SIGTERM); 141, the
+program that read the results has stopped reading.
 """
 
 from __future__ import annotations
@@ -12,233 +12,232 @@ import sys
 import time
 import warnings
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any
 
+import typer
 from PIL import Image
 
 from vitshap.devices import resolve_device
-from vitshap.explaining import budget, spoken
-from vitshap.explaining.nets import load_model
-from vitshap.explaining.outputs import MAPS, Heatmaps, JsonLines, ParquetRows, refuse_foreign_report, with_drawn_classes
+from vitshap.explaining import budget, terminal
+from vitshap.explaining.entries import Explained, Failed
 from vitshap.explaining.photos import SUFFIXES, Found, find_photos
-from vitshap.explaining.sources import Source, open_bundle, open_model, watched
+from vitshap.explaining.report import ReportWriter, refuse_foreign_report
+from vitshap.explaining.sinks import MAPS, Heatmaps, JsonLines, ParquetRows, Sink, with_drawn_classes
+from vitshap.explaining.source import Source, open_bundle, open_model
 from vitshap.explaining.stream import CannotExplain, explain_photos
 from vitshap.explaining.terminal import Terminal, progress_bar, working
-from vitshap.explaining.wanted import Wanted
 from vitshap.files import locked_folder
-from vitshap.report import Explained, Failed, ReportWriter
+from vitshap.methods import Target, most_classes, names_classes, target_from_words
+from vitshap.models.load import ModelSpec, load_with_warnings
 
 HEATMAPS_UP_TO = 100
-"""Images up to which heatmaps are drawn as files without being asked for; the report has them anyway."""
+"""Most images whose heatmaps are written as files by default; the report has them anyway."""
 BATCHES = {"cpu": 16, "cuda": 64}
-"""Images at a time for an explainer; methods that ask the net thousands of times take one."""
+"""Images at a time for methods that do not sample; those that do take one."""
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the user typed."""
+class Options:
+    """Show which parts of photos drive the prediction: patches in words, heatmaps, and one report.html."""
 
-    photos: list[str]
-    bundle: str | None = None
-    model: str | None = None
-    weights: str | None = None
-    method: str | None = None
-    budget: int | None = None
-    players: int | None = None
-    targets: tuple[str, ...] = ()
-    top: int = 5
-    patches: int = 5
-    out: Path = Path("vitshap-output")
-    json: str | None = None
-    parquet: str | None = None
-    batch: int | None = None
-    device: str = "auto"
-    heatmaps: bool | None = None
+    photos: Annotated[
+        list[str],
+        typer.Argument(help="Images, folders of images, quoted patterns such as '*.jpg', or - (standard input)."),
+    ]
+    bundle: Annotated[str | None, typer.Option(help="Stored explainer: shipped name, folder, or hub id.")] = None
+    model: Annotated[
+        str | None, typer.Option(help="Explain this model instead: timm name, or hub id or folder of transformers.")
+    ] = None
+    weights: Annotated[str | None, typer.Option(help="Safetensors file with the weights of a timm model.")] = None
+    method: Annotated[str | None, typer.Option(help="Default: the bundle's explainer; kernelshap for --model.")] = None
+    budget: Annotated[
+        int | None,
+        typer.Option(min=2, help="Evaluations per image of sampling methods; default: as many as fit 60 s (GPU: 2 s)."),
+    ] = None
+    players: Annotated[
+        int | None, typer.Option(min=1, help="Explain blocks of patches; 2: blocks of 2 x 2 patches.")
+    ] = None
+    target: Annotated[
+        list[str] | None,
+        typer.Option(help="Class name or number, predicted, top-K, or all; may be given more than once."),
+    ] = None
+    top: Annotated[int, typer.Option(min=1, help="Without --target: this many most probable classes.")] = 5
+    patches: Annotated[int, typer.Option(min=1, help="Number of most important patches to list.")] = 5
+    out: Annotated[Path, typer.Option(help="Folder for report.html and heatmaps.")] = Path("vitshap-output")
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE|-", help="Write a line of JSON per image, as they are done.")
+    ] = None
+    parquet: Annotated[str | None, typer.Option(help="Write a row per image and class (needs pyarrow).")] = None
+    batch: Annotated[int | None, typer.Option(min=1, help="Images at a time.")] = None
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
+    heatmaps: Annotated[
+        bool | None,
+        typer.Option("--heatmaps/--no-heatmaps", help="Write heatmaps as files; default: up to 100 images."),
+    ] = None
+
+    def draws_heatmaps(self, images: int) -> bool:
+        """Return whether heatmaps are written as files."""
+        return images <= HEATMAPS_UP_TO if self.heatmaps is None else self.heatmaps
 
 
-class Sink(Protocol):
-    """Where results go."""
-
-    def add(self, entry: Explained | Failed, /) -> None: ...
-
-
-def run(request: Request) -> int:
-    """Do it; returns the exit code."""
-    terminal = Terminal(results_on_stdout=request.json != "-")
+def run(options: Options) -> int:
+    """Explain photos; return the exit code."""
+    printer = Terminal(results_on_stdout=options.json != "-")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # said as a note of the image
-        warnings.filterwarnings("ignore", r"\d+ players: Shapley values")  # said when the net was loaded
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # becomes a note about the image
+        warnings.filterwarnings("ignore", r"\d+ players: Shapley values")  # was printed when the model was loaded
         try:
-            return _run(request, terminal)
+            found = _photos(options)
+            with locked_folder(options.out):
+                refuse_foreign_report(options.out)
+                return _Run(options, found, printer).run()
         except KeyboardInterrupt:
-            terminal.complain("interrupted: no image was explained")
+            printer.print_error("interrupted: no image was explained")
             return 130
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more is said, at the exit neither
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that flushing at the exit is silent
             return 141
         except (ValueError, OSError) as error:
-            terminal.complain(f"error: {' '.join(str(error).split())}")
+            printer.print_error(f"error: {' '.join(str(error).split())}")
             return 2
 
 
-def _run(request: Request, terminal: Terminal) -> int:
-    found = _photos(request)
-    with locked_folder(request.out):
-        refuse_foreign_report(request.out)
-        return _explain(request, found, terminal)
-
-
-def _explain(request: Request, found: Found, terminal: Terminal) -> int:
-    with working(terminal, f"loading {request.model or request.bundle or 'the explainer'}"):
-        source = _source(request)
-    wanted = Wanted.parse(request.targets, source.model, top=request.top)
-    for line in spoken.about_source(source):
-        terminal.say(line)
-    source, facts = _with_budget(request, source, wanted, terminal, len(found.photos))
-    batch = request.batch or (BATCHES[source.model.device.type] if source.budget is None else 1)
-    tally = _Tally()
-    try:
-        with ExitStack() as stack:
-            sinks = _sinks(request, found, source, stack, batch, facts)
-            bar = stack.enter_context(progress_bar(terminal, len(found.photos)))
-            for missing in found.missing:
-                _take(missing, sinks, tally, source, wanted, terminal, request)
-            listening = watched(source, bar.partly)
-            for entry in explain_photos(found.photos, listening, wanted=wanted, batch=batch):
-                _take(entry, sinks, tally, source, wanted, terminal, request)
-                bar.advance(tally.explained + tally.failed - len(found.missing))
-    except KeyboardInterrupt:
-        done = f"{tally.explained:,} of {len(found.photos):,} images were explained"
-        where = f"; they are in {request.out / 'report.html'}" if tally.explained else ""
-        terminal.complain(f"interrupted: {done}{where}")
-        return 130
-    except CannotExplain as error:
-        raise ValueError(f"{source.name}, method {source.method_name}: {error}") from error
-    return _end(request, tally, terminal, len(found.photos))
-
-
-def _with_budget(
-    request: Request, source: Source, wanted: Wanted, terminal: Terminal, images: int
-) -> tuple[Source, dict[str, Any]]:
-    """The source with its budget, chosen where none was asked for, and what JSON says of the budget."""
-    if source.budget is None:
-        return source, {}
-    device = source.model.device
-    with working(terminal, "timing a few evaluations"):
-        classes = wanted.count(source.model.num_classes)
-        seconds = budget.seconds_per_evaluation(source, classes, request.budget or budget.MOST)
-        maps = classes if wanted.named else min(classes, MAPS)
-        drawing = maps * budget.seconds_per_map(source) if _drawn(request, images) else 0.0
-    chosen = request.budget or budget.choose(seconds, device)
-    why = "asked for" if request.budget is not None else budget.reason(chosen, seconds, device)
-    terminal.say(spoken.about_budget(chosen, why, seconds * chosen + drawing, images))
-    return source.with_budget(chosen), {"budget": chosen, "budget_is": why}
-
-
 @dataclass
-class _Tally:
+class _Run:
+    """One run of the command: photos, source, stream, sinks."""
+
+    options: Options
+    found: Found
+    printer: Terminal
+    sinks: list[Sink] = field(default_factory=list)
     explained: int = 0
     failed: int = 0
-    doubtful: int = 0
+    low_confidence: int = 0
 
-    def add(self, entry: Explained | Failed) -> None:
+    def run(self) -> int:
+        options, printer, total = self.options, self.printer, len(self.found.photos)
+        with working(printer, f"loading {options.model or options.bundle or 'the explainer'}"):
+            source = _source(options)
+        classes = (source.model.class_names, source.model.num_classes)
+        target = target_from_words(options.target or (), *classes, default=f"top-{options.top}")
+        printer.print(*terminal.source_lines(source))
+        source, facts = self._with_budget(source, target)
+        batch = options.batch or (1 if source.method.samples else BATCHES[source.model.device.type])
+        try:
+            with ExitStack() as stack:
+                self._open_sinks(source, stack, batch, facts)
+                bar = stack.enter_context(progress_bar(printer, total))
+                for missing in self.found.missing:
+                    self._add(missing, source, target)
+                watched = source.with_progress(bar.add_estimate)
+                for entry in explain_photos(self.found.photos, watched, target=target, batch=batch):
+                    self._add(entry, source, target)
+                    bar.advance(self.explained + self.failed - len(self.found.missing))
+        except KeyboardInterrupt:
+            where = f"; they are in {options.out / 'report.html'}" if self.explained else ""
+            printer.print_error(f"interrupted: {self.explained:,} of {total:,} images were explained{where}")
+            return 130
+        except CannotExplain as error:
+            raise ValueError(f"{source.name}, method {source.method.name}: {error}") from error
+        return self._end()
+
+    def _with_budget(self, source: Source, target: Target) -> tuple[Source, dict[str, Any]]:
+        """Return the source with its budget, chosen if the user gave none, and what JSON says about it."""
+        options, images = self.options, len(self.found.photos)
+        if not source.method.samples:
+            return source, {}
+        device = source.model.device
+        with working(self.printer, "timing a few evaluations"):
+            classes = most_classes(target, source.model.num_classes)
+            seconds = budget.seconds_per_evaluation(source, classes, options.budget or budget.MOST)
+            maps = classes if names_classes(target) else min(classes, MAPS)
+            drawing = maps * budget.seconds_per_map(source) if options.draws_heatmaps(images) else 0.0
+        chosen = options.budget or budget.choose(seconds, device)
+        why = terminal.REQUESTED if options.budget is not None else budget.reason(chosen, seconds, device)
+        self.printer.print(terminal.budget_line(chosen, why, seconds * chosen + drawing, images))
+        return source.with_budget(chosen), {"budget": chosen, "budget_is": why}
+
+    def _open_sinks(self, source: Source, stack: ExitStack, batch: int, facts: dict[str, Any]) -> None:
+        """Open the files to write; each is completed and closed however the run ends."""
+        options = self.options
+        settings = {
+            "targets": ", ".join(options.target or ()) or f"the {options.top} most probable classes of each image",
+            "images at a time": str(batch),
+            "device": str(source.model.device),
+            "made": time.strftime("%Y-%m-%d %H:%M"),
+        }
+        if source.budget is not None:
+            settings["evaluations per image"] = f"{source.budget:,}, {facts['budget_is']}"
+        if options.players is not None:
+            settings["players"] = f"blocks of {options.players} \N{MULTIPLICATION SIGN} {options.players} patches"
+        if options.parquet is not None:
+            self.sinks.append(stack.enter_context(ParquetRows(options.parquet)))
+        if options.json is not None:
+            self.sinks.append(stack.enter_context(JsonLines(options.json, k=options.patches, facts=facts)))
+        drawing = options.draws_heatmaps(len(self.found.photos))
+        self.sinks.append(stack.enter_context(Heatmaps(options.out, self.found.files, drawing=drawing)))
+        report = ReportWriter(options.out, source.summary(settings), patches=options.patches)
+        self.sinks.append(stack.enter_context(report))
+
+    def _add(self, entry: Explained | Failed, source: Source, target: Target) -> None:
+        """Give an entry to all sinks and print it."""
+        drawn = entry if isinstance(entry, Failed) or names_classes(target) else with_drawn_classes(entry)
+        for sink in self.sinks:
+            sink.add(entry if isinstance(sink, JsonLines | ParquetRows) else drawn)
         if isinstance(entry, Failed):
             self.failed += 1
+            show = self.printer.print_error
         else:
             self.explained += 1
-            self.doubtful += bool(entry.warnings)
+            self.low_confidence += bool(entry.warnings)
+            show = self.printer.print
+        show(*terminal.entry_lines(entry, source, k=self.options.patches))
+
+    def _end(self) -> int:
+        options, printer = self.options, self.printer
+        if self.low_confidence:
+            printer.print(terminal.low_confidence_line(self.low_confidence, self.explained))
+        if self.explained:
+            drawn = options.draws_heatmaps(len(self.found.photos))
+            files = "heatmaps" if drawn else "no heatmaps as files: --heatmaps"
+            printer.print(f"Report: {options.out / 'report.html'} ({files})")
+        if not self.failed:
+            return 0
+        total = self.failed + self.explained
+        if not self.explained:
+            printer.print_error(f"error: none of the {total:,} could be explained")
+            return 2
+        printer.print_error(f"{self.failed:,} of {total:,} could not be explained")
+        return 1
 
 
-def _take(
-    entry: Explained | Failed,
-    sinks: list[Sink],
-    tally: _Tally,
-    source: Source,
-    wanted: Wanted,
-    terminal: Terminal,
-    request: Request,
-) -> None:
-    drawn = entry if isinstance(entry, Failed) or wanted.named else with_drawn_classes(entry)
-    for sink in sinks:
-        sink.add(entry if isinstance(sink, JsonLines | ParquetRows) else drawn)
-    tally.add(entry)
-    speak = terminal.complain if isinstance(entry, Failed) else terminal.say
-    speak(*spoken.about_entry(entry, source, k=request.patches))
-
-
-def _end(request: Request, tally: _Tally, terminal: Terminal, photos: int) -> int:
-    if tally.doubtful:
-        terminal.say(spoken.nothing_fits(tally.doubtful, tally.explained))
-    if tally.explained:
-        files = "heatmaps" if _drawn(request, photos) else "no heatmaps as files: --heatmaps"
-        terminal.say(f"Report: {request.out / 'report.html'} ({files})")
-    if not tally.failed:
-        return 0
-    total = tally.failed + tally.explained
-    if not tally.explained:
-        terminal.complain(f"error: none of the {total:,} could be explained")
-        return 2
-    terminal.complain(f"{tally.failed:,} of {total:,} could not be explained")
-    return 1
-
-
-def _photos(request: Request) -> Found:
-    if request.out.exists() and not request.out.is_dir():
-        raise ValueError(f"--out {request.out} is a file; it must be a folder")
-    found = find_photos(request.photos, leave_out=request.out)
-    for option, target in (("--json", request.json), ("--parquet", request.parquet)):
+def _photos(options: Options) -> Found:
+    if options.out.exists() and not options.out.is_dir():
+        raise ValueError(f"--out {options.out} is a file; it must be a folder")
+    found = find_photos(options.photos, leave_out=options.out)
+    for option, target in (("--json", options.json), ("--parquet", options.parquet)):
         if target is None or target == "-":
             continue
         place = Path(os.path.expanduser(target))
         if place.suffix.lower() in SUFFIXES or place.resolve() in {one.resolve() for one in found.files}:
-            raise ValueError(f"{option} takes the name of a file to write, and {target} is that of a photo")
+            raise ValueError(f"{option} takes the name of a file to write, but {target} is a photo")
     if not found.photos:
-        said = "; ".join(f"{one.name}: {one.reason}" for one in found.missing[:3])
-        raise ValueError(said or "no photo is given")
+        reasons = "; ".join(f"{one.name}: {one.reason}" for one in found.missing[:3])
+        raise ValueError(reasons or "no photo is given")
     return found
 
 
-def _source(request: Request) -> Source:
-    device = resolve_device(request.device)
-    if request.weights is not None and request.model is None:
-        raise ValueError("--weights are those of a net: name it with --model")
-    options: dict[str, Any] = {"method_name": request.method, "budget": request.budget, "players": request.players}
-    options["device"] = device
-    if request.model is None:
-        return open_bundle(request.bundle, **options)
-    if request.bundle is None:
-        return open_model(request.model, weights=request.weights, **options)
-    classifier, _ = load_model(request.model, request.weights)  # the bundle must have been made for it
-    return open_bundle(request.bundle, classifier=classifier, **options)
-
-
-def _sinks(
-    request: Request, found: Found, source: Source, stack: ExitStack, batch: int, facts: dict[str, Any]
-) -> list[Sink]:
-    """The files to write; each is closed, and so complete, whatever ends the work."""
-    sinks: list[Sink] = []
-    settings = {
-        "targets": ", ".join(request.targets) or f"the {request.top} most probable classes of each image",
-        "images at a time": str(batch),
-        "device": str(source.model.device),
-        "made": time.strftime("%Y-%m-%d %H:%M"),
-    }
-    if source.budget is not None:
-        settings["evaluations per image"] = f"{source.budget:,}, {facts['budget_is']}"
-    if request.players is not None:
-        settings["players"] = f"blocks of {request.players} \N{MULTIPLICATION SIGN} {request.players} patches"
-    if request.parquet is not None:
-        sinks.append(stack.enter_context(ParquetRows(request.parquet)))
-    if request.json is not None:
-        sinks.append(stack.enter_context(JsonLines(request.json, k=request.patches, facts=facts)))
-    drawing = _drawn(request, len(found.photos))
-    sinks.append(stack.enter_context(Heatmaps(request.out, found.files, drawing=drawing)))
-    report = ReportWriter(request.out, source.summary(settings), patches=request.patches)
-    sinks.append(stack.enter_context(report))
-    return sinks
-
-
-def _drawn(request: Request, images: int) -> bool:
-    return images <= HEATMAPS_UP_TO if request.heatmaps is None else request.heatmaps
+def _source(options: Options) -> Source:
+    if options.weights is not None and options.model is None:
+        raise ValueError("--weights are those of a model: name it with --model")
+    shared: dict[str, Any] = {"method_name": options.method, "budget": options.budget, "players": options.players}
+    shared["device"] = resolve_device(options.device)
+    if options.model is None:
+        return open_bundle(options.bundle, **shared)
+    if options.bundle is None:
+        return open_model(options.model, weights=options.weights, **shared)
+    # the bundle must have been made for this model
+    classifier, _ = load_with_warnings(ModelSpec(options.model, weights=options.weights, option="--{}"))
+    return open_bundle(options.bundle, classifier=classifier, **shared)

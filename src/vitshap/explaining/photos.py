@@ -18,8 +18,8 @@ from typing import BinaryIO, NamedTuple, TypeAlias
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from vitshap.data.decode import UnreadableImage
+from vitshap.explaining.entries import Failed
 from vitshap.models.preprocess import eight_bit
-from vitshap.report import Failed
 
 _KINDS = (
     "jpg",

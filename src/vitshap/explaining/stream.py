@@ -1,7 +1,8 @@
-"""Photos in, explanations out, in the order given, with memory for a few batches whatever their number.
+"""Explain photos as a stream, in their order, with memory for a few batches however many there are.
 
-Threads decode and prepare what comes next while the net works on the current batch. Of a photo only a small picture and
-the net's input are kept. What cannot be read or explained comes out as a failure; the others of its batch are explained.
+Threads decode and prepare the next photos while the model works on the current batch. Of a photo only a small picture and
+the model's input are kept. A photo that cannot be read or explained becomes a failure; the others of its batch are
+explained.
 """
 
 from __future__ import annotations
@@ -20,25 +21,26 @@ from PIL import Image
 from torch import Tensor
 
 from vitshap.data.decode import UnreadableImage
+from vitshap.explaining.entries import Explained, Failed
 from vitshap.explaining.photos import LARGE, Photo, photo_pixels, read_photo
-from vitshap.explaining.sources import Source
-from vitshap.explaining.wanted import Wanted, only
+from vitshap.explaining.source import Source
+from vitshap.methods import Target
 from vitshap.models import MaskedModel, Preprocess
 from vitshap.models.base import net_device_dtype
-from vitshap.report import Explained, Failed
 
 AHEAD = 2
 """Batches that are decoded while one is explained."""
 PIXELS_AT_ONCE = 64_000_000
 """Pixels of photos that threads decode at the same time."""
+DEFAULT_TARGET = "top-5"
 
 
 class CannotExplain(ValueError):
-    """Not one image of the first batch could be explained: the method does not suit the net, or memory is short."""
+    """No image of the first batch could be explained: the method does not suit the model, or memory is short."""
 
 
-class _Ready(NamedTuple):
-    """A photo that is ready to be explained."""
+class Prepared(NamedTuple):
+    """A photo that is ready to be explained: the model's input, and what is kept of the photo."""
 
     path: Photo
     pixels: Tensor  # [C, H, W]
@@ -53,20 +55,17 @@ def explain_photos(
     source: Source,
     /,
     *,
-    wanted: Wanted | None = None,
+    target: Target = DEFAULT_TARGET,
     batch: int = 16,
     threads: int | None = None,
 ) -> Iterator[Explained | Failed]:
-    """Explain photos, ``batch`` at a time; one entry per photo, in their order, as soon as its batch is done.
+    """Explain photos, ``batch`` at a time; yield one entry per photo, in their order, as soon as its batch is done.
 
-    ``threads`` decode (default: one per core, at most 8). An error that hits the whole first batch is raised as
-    ``CannotExplain``: then it is not the images' fault.
+    ``threads`` is the number of threads that decode (default: one per core, at most 8). If no image of the first batch
+    can be explained, the cause is not the images: the error is raised as ``CannotExplain``.
     """
-    if batch < 1:
-        raise ValueError(f"a batch holds at least one image, got {batch}")
-    wanted = wanted or Wanted()
     waiting = iter(photos)
-    queue: deque[Future[_Ready | Failed]] = deque()
+    queue: deque[Future[Prepared | Failed]] = deque()
     decoders = _Decoders(threads or min(8, os.cpu_count() or 1))
     explained_any = False
 
@@ -79,8 +78,8 @@ def explain_photos(
         while queue:
             entries = [queue.popleft().result() for _ in range(min(batch, len(queue)))]
             refill()
-            ready = [entry for entry in entries if isinstance(entry, _Ready)]
-            done = iter(_explain(ready, source, wanted, explained_any))
+            ready = [entry for entry in entries if isinstance(entry, Prepared)]
+            done = iter(_explain_or_fail(ready, source, target, explained_any))
             for entry in entries:
                 result = entry if isinstance(entry, Failed) else next(done)
                 explained_any = explained_any or isinstance(result, Explained)
@@ -90,9 +89,9 @@ def explain_photos(
 
 
 class _Decoders:
-    """Threads that decode; a thread waits while the others' photos and its own would take too much memory.
+    """Threads that decode photos; a thread waits as long as its photo and the others' would take too much memory.
 
-    Very large photos have a thread of their own: memory that a thread gives back is kept for the same thread.
+    Very large photos have a thread of their own, since memory that a thread frees is kept for the same thread.
     """
 
     def __init__(self, threads: int) -> None:
@@ -100,74 +99,83 @@ class _Decoders:
         self._alone = ThreadPoolExecutor(1, thread_name_prefix="vitshap-decode-large")
         self._changed, self._pixels = threading.Condition(), 0
 
-    def submit(self, path: Photo, model: MaskedModel) -> Future[_Ready | Failed]:
-        """Decode a photo and make the net's input of it."""
+    def submit(self, path: Photo, model: MaskedModel) -> Future[Prepared | Failed]:
+        """Start to decode and prepare a photo."""
         return self._pool.submit(self._decode, path, model)
 
     def shutdown(self) -> None:
-        """Nothing more is decoded."""
+        """Decode nothing more."""
         for pool in (self._pool, self._alone):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _decode(self, path: Photo, model: MaskedModel) -> _Ready | Failed:
+    def _decode(self, path: Photo, model: MaskedModel) -> Prepared | Failed:
         pixels = photo_pixels(path)
         if pixels > LARGE:
-            return self._alone.submit(_prepare, path, model).result()
+            return self._alone.submit(prepare_photo, path, model).result()
         with self._changed:
             self._changed.wait_for(lambda: not self._pixels or self._pixels + pixels <= PIXELS_AT_ONCE)
             self._pixels += pixels
         try:
-            return _prepare(path, model)
+            return prepare_photo(path, model)
         finally:
             with self._changed:
                 self._pixels -= pixels
                 self._changed.notify_all()
 
 
-def _prepare(path: Photo, model: MaskedModel) -> _Ready | Failed:
-    """In a thread: decode and make the net's input; the photo itself is gone afterwards."""
+def prepare_photo(photo: Photo, model: MaskedModel) -> Prepared | Failed:
+    """Read a photo and make the model's input of it; the decoded photo itself is not kept."""
     try:
-        opened = read_photo(path)
+        opened = read_photo(photo)
     except UnreadableImage as error:
-        return Failed(path, error.reason)
+        return Failed(photo, error.reason)
     try:
         pixels = model.preprocess(opened.image)
         box = model.preprocess.box(opened.image) if isinstance(model.preprocess, Preprocess) else None
-    except Exception as error:  # an error about one image is never one of the run
-        said = " ".join(str(error).split()) or type(error).__name__
-        return Failed(path, f"it cannot be prepared for the net: {said}")
+    except Exception as error:  # an error about one image must not end the run
+        return Failed(photo, f"it cannot be prepared for the model: {_one_line(error)}")
     scales = [whole / part for whole, part in zip(opened.size, opened.image.size, strict=True)] * 2
     # in pixels of the original, which may have been shrunk
     edges = None if box is None else tuple(edge * scale for edge, scale in zip(box, scales, strict=True))
-    return _Ready(path, pixels, edges, opened.picture, opened.size, opened.notes)
+    return Prepared(photo, pixels, edges, opened.picture, opened.size, opened.notes)
 
 
-def _explain(ready: Sequence[_Ready], source: Source, wanted: Wanted, explained_any: bool) -> list[Explained | Failed]:
-    """Explain a batch; one that fails is tried in halves, so that an image which cannot be explained stands alone."""
-    if not ready:
+def explain_prepared(photos: Sequence[Prepared], source: Source, target: Target = DEFAULT_TARGET) -> list[Explained]:
+    """Explain one prepared photo or a batch of them: everything that explains photos calls this function."""
+    device, dtype = net_device_dtype(source.model.net)
+    pixels = torch.stack([photo.pixels for photo in photos]).to(device, dtype)
+    explanation = source.method(pixels, target=target)
+    if all(photo.box is not None for photo in photos):
+        explanation = replace(explanation, image_box=torch.tensor([photo.box for photo in photos], dtype=torch.float32))
+    entries = []
+    for photo, image in zip(photos, explanation, strict=True):
+        image = image.select(image.classes[0].tolist())  # each class once
+        warning = source.low_confidence(image)
+        warnings = () if warning is None else (warning,)
+        entries.append(Explained(photo.path, photo.picture, photo.size, image, warnings, photo.notes))
+    return entries
+
+
+def _explain_or_fail(
+    photos: Sequence[Prepared], source: Source, target: Target, explained_any: bool
+) -> Sequence[Explained | Failed]:
+    """Explain a batch; if that fails, try each half, so that only images that cannot be explained fail."""
+    if not photos:
         return []
     try:
-        return list(_explained(ready, source, wanted))
+        return explain_prepared(photos, source, target)
     except Exception as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        if len(ready) == 1:
-            results: list[Explained | Failed] = [Failed(ready[0].path, f"not explained: {said}")]
+        results: list[Explained | Failed] = []
+        if len(photos) == 1:
+            results.append(Failed(photos[0].path, f"not explained: {_one_line(error)}"))
         else:
-            half = len(ready) // 2
-            parts = (ready[:half], ready[half:])
-            results = [result for part in parts for result in _explain(part, source, wanted, True)]
+            half = len(photos) // 2
+            for part in (photos[:half], photos[half:]):
+                results += _explain_or_fail(part, source, target, True)
         if explained_any or any(isinstance(result, Explained) for result in results):
             return results
-        raise CannotExplain(said) from error
+        raise CannotExplain(_one_line(error)) from error
 
 
-def _explained(ready: Sequence[_Ready], source: Source, wanted: Wanted) -> Iterator[Explained]:
-    device, dtype = net_device_dtype(source.model.net)
-    pixels = torch.stack([one.pixels for one in ready]).to(device, dtype)
-    explanation = source.explain(pixels, wanted)
-    if all(one.box is not None for one in ready):
-        explanation = replace(explanation, image_box=torch.tensor([one.box for one in ready], dtype=torch.float32))
-    chosen = wanted.choose(explanation.prediction)
-    for one, image, classes in zip(ready, explanation, chosen, strict=True):
-        own = only(image, list(dict.fromkeys(classes.tolist())))
-        yield Explained(one.path, one.picture, one.size, own, source.doubts(own), one.notes)
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Where the words of a command go: results and troubles apart, with a progress bar that no line is written into."""
+"""What ``vitshap explain`` prints: results and errors on their own streams, progress, and the lines themselves."""
 
 from __future__ import annotations
 
@@ -21,37 +21,46 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from vitshap.explaining import text
+from vitshap.explaining.entries import Explained, Failed, class_label, patches
+from vitshap.explaining.source import RANDOM, Source
+
+NAMES_SHOWN = 20
+PREDICTIONS = 5
+OTHERS = 4
+"""Further classes whose maps' reliability is printed."""
+
 
 class Terminal:
-    """Results to the standard output, troubles and the progress bar to the standard error."""
+    """Print results to the standard output, errors and the progress bar to the standard error."""
 
     def __init__(self, *, results_on_stdout: bool) -> None:
         self.errors = Console(stderr=True)
-        # On one screen both go through one console, or else lines would be written into the bar.
+        # On one screen both use one console: otherwise lines would be written into the bar.
         together = self.errors.is_terminal and sys.stdout.isatty()
         self.results = Console() if results_on_stdout and not together else self.errors
 
-    def say(self, *lines: str) -> None:
-        """A result."""
+    def print(self, *lines: str) -> None:
+        """Print a result."""
         _print(self.results, lines)
 
-    def complain(self, *lines: str) -> None:
-        """A trouble."""
+    def print_error(self, *lines: str) -> None:
+        """Print an error, or progress."""
         _print(self.errors, lines)
 
 
 def _print(console: Console, lines: tuple[str, ...]) -> None:
-    # names of files and classes are no markup
+    # names of files and classes are not markup
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True, emoji=False)
 
 
-FIRST_SILENCE, LONGEST_SILENCE = 4.0, 30.0
-"""Seconds after which a line says how far the work is, where there is no screen for a bar; at first, and later on."""
+FIRST_WAIT, LONGEST_WAIT = 4.0, 30.0
+"""Seconds between lines of progress if the standard error is not a screen: at first, and later on."""
 
 
 @dataclass
 class Bar:
-    """A bar that counts images."""
+    """A progress bar that counts images."""
 
     progress: Progress
     task: Any
@@ -61,18 +70,18 @@ class Bar:
     started: float = field(default_factory=time.perf_counter)
 
     def advance(self, done: int) -> None:
-        """So many images are done."""
+        """Set the number of images that are done."""
         self.done, self.evaluations = done, 0
         self.progress.update(self.task, completed=done)
 
-    def partly(self, estimate: Any) -> None:
-        """A partial estimate of the current image: how far it is."""
+    def add_estimate(self, estimate: Any) -> None:
+        """Show how far a partial estimate of the current image is."""
         if estimate.history:
             self.evaluations = estimate.history[-1].evaluations
             self.progress.update(self.task, description=f"{self.evaluations:,} evaluations")
 
     def line(self) -> str:
-        """The same as a line."""
+        """Return the progress as a line."""
         now = f", {self.evaluations:,} evaluations of the next" if self.evaluations else ""
         seconds = time.perf_counter() - self.started
         return f"... {self.done:,} of {self.total:,} images explained{now}, {seconds:.0f} s"
@@ -80,7 +89,7 @@ class Bar:
 
 @contextmanager
 def progress_bar(terminal: Terminal, total: int) -> Iterator[Bar]:
-    """A bar on the standard error, which vanishes at the end; a line now and then where that is no screen."""
+    """Show a bar on the standard error, which vanishes at the end; lines now and then if that is not a screen."""
     columns = (
         SpinnerColumn(),  # one image may take a minute
         TextColumn("{task.description}"),
@@ -88,46 +97,130 @@ def progress_bar(terminal: Terminal, total: int) -> Iterator[Bar]:
         MofNCompleteColumn(),
         TextColumn("images,"),
         TimeElapsedColumn(),
-        TextColumn("gone, left:"),
+        TextColumn("elapsed, left:"),
         TimeRemainingColumn(),
     )
     quiet = not terminal.errors.is_terminal
     with Progress(*columns, console=terminal.errors, transient=True, disable=quiet, redirect_stdout=False) as progress:
         bar = Bar(progress, progress.add_task("explaining", total=total), total)
-        with lines_meanwhile(terminal, bar.line):
+        with progress_lines(terminal, bar.line):
             yield bar
 
 
 @contextmanager
 def working(terminal: Terminal, what: str) -> Iterator[None]:
-    """Within, the terminal says what is being done, for work that is not counted in images."""
+    """Show what is being done, for work that is not counted in images."""
     if terminal.errors.is_terminal:
         with terminal.errors.status(what):
             yield
     else:
         started = time.perf_counter()
-        with lines_meanwhile(terminal, lambda: f"... {what}, {time.perf_counter() - started:.0f} s"):
+        with progress_lines(terminal, lambda: f"... {what}, {time.perf_counter() - started:.0f} s"):
             yield
 
 
 @contextmanager
-def lines_meanwhile(terminal: Terminal, line: Callable[[], str]) -> Iterator[None]:
-    """Within, a line on the standard error says now and then that the work goes on, where that is no screen."""
+def progress_lines(terminal: Terminal, line: Callable[[], str]) -> Iterator[None]:
+    """Print a line of progress now and then if the standard error is not a screen."""
     if terminal.errors.is_terminal:
         yield
         return
     ended = threading.Event()
 
-    def speak() -> None:
-        wait = FIRST_SILENCE
+    def repeat() -> None:
+        wait = FIRST_WAIT
         while not ended.wait(wait):
-            terminal.complain(line())
-            wait = min(1.5 * wait, LONGEST_SILENCE)
+            terminal.print_error(line())
+            wait = min(1.5 * wait, LONGEST_WAIT)
 
-    thread = threading.Thread(target=speak, name="vitshap-progress", daemon=True)
+    thread = threading.Thread(target=repeat, name="vitshap-progress", daemon=True)
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join()
+
+
+def source_lines(source: Source) -> Iterator[str]:
+    """Yield what explains, its classes and warnings about it."""
+    yield f"{source.name}; method {source.method.name}"
+    names, count = source.model.class_names, source.model.num_classes
+    if names is None:
+        yield f"{count:,} classes without names: give --target by number, 0 to {count - 1}"
+    else:
+        shown = ", ".join(class_label(names, index) for index in range(min(count, NAMES_SHOWN)))
+        more = f", and {count - NAMES_SHOWN:,} more" if count > NAMES_SHOWN else ""
+        yield f"{count:,} class{'' if count == 1 else 'es'}: {shown}{more}"
+    for warning in source.warnings:
+        yield f"warning: {warning}"
+
+
+def budget_line(budget: int, why: str, seconds: float, images: int) -> str:
+    """Return how many evaluations an image gets, why, and how long that will take."""
+    whole = f", {duration(seconds * images)} for {images:,} images" if images > 1 else ""
+    again = "" if why == REQUESTED else f"; --budget {budget} gives the same values again"
+    return f"{budget:,} evaluations per image, {why}: {duration(seconds)} per image{whole}{again}"
+
+
+REQUESTED = "as requested"
+"""Why the budget is what it is, if the user gave it."""
+
+
+def entry_lines(entry: Explained | Failed, source: Source, *, k: int) -> Iterator[str]:
+    """Yield the lines about one image: predictions, and the most important patches of the first explained class."""
+    if isinstance(entry, Failed):
+        yield f"{entry.name}: {entry.reason}"
+        return
+    outputs, unit = source.model.unit, entry.explanation.unit
+    yield entry.name
+    predicted = (
+        f"{entry.label(index)} {text.output_text(value, outputs)}" for index, value in entry.predicted(PREDICTIONS)
+    )
+    yield f"  predicted: {', '.join(predicted)}"
+    for warning in entry.warnings:
+        yield f"  warning: {warning}"
+    for note in (*entry.notes, *text.hints(entry)):
+        yield f"  note: {note}"
+    first = entry.classes[0]
+    if source.method.name == RANDOM:
+        yield f"  patches with the highest random values, which explain nothing about {entry.label(first)}:"
+    else:
+        yield f"  patches that support {entry.label(first)} most{_ends(entry, source)}, rows and columns counted from 1:"
+    for rank, patch in enumerate(patches(entry, k, first), 1):
+        error = "" if patch.stderr is None else f" ± {text.size_text(patch.stderr, unit)}"
+        value = text.with_unit(f"{text.value_text(patch.value, unit)}{error}", unit)
+        yield f"    {rank}. {value}  {patch.place}: {patch.cell} ({patch.pixels})"
+    for line in (text.accuracy(entry, first), text.convergence(entry.explanation)):
+        if line is not None:
+            yield f"    {line}"
+    known = [(index, text.reliability(entry, index)) for index in entry.classes[1 : 1 + OTHERS]]
+    if others := [
+        f"{entry.label(index)} {text.reliability_text(value)}" for index, value in known if value is not None
+    ]:
+        yield f"    reliability of other maps: {', '.join(others)}"
+
+
+def low_confidence_line(low: int, explained: int) -> str:
+    """Return what to do about images of low confidence."""
+    which = "this image" if explained == 1 else f"{low:,} of {explained:,} images"
+    return (
+        f"Low confidence for {which}: perhaps none of the classes fits, and the explanation is of little use. For other "
+        "classes name a model that has them: vitshap explain PHOTO --model NAME (of timm, or a hub id or folder of "
+        "transformers)."
+    )
+
+
+def duration(seconds: float) -> str:
+    """Return a rounded time."""
+    if seconds < 90:
+        return f"about {max(seconds, 0.1):.1f} s" if seconds < 10 else f"about {seconds:.0f} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
+
+
+def _ends(entry: Explained, source: Source) -> str:
+    base, full = entry.explanation.base_values, entry.explanation.full_values
+    if base is None or full is None:
+        return ""
+    texts = (text.output_text(float(ends[0, 0]), source.model.unit) for ends in (base, full))
+    return " ({} with no patch, {} with all)".format(*texts)

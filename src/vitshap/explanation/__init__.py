@@ -1,8 +1,7 @@
 """The result that all methods return."""
 
-from vitshap.explanation.captum_form import CaptumTarget, InputShaped
 from vitshap.explanation.checks import PredictionBy, Unit
-from vitshap.explanation.quantus_form import quantus_explain_func
+from vitshap.explanation.interop import CaptumTarget, InputShaped, quantus_explain_func
 from vitshap.explanation.result import Explanation, PlayerValue
 from vitshap.game import ClassLike, class_index
 

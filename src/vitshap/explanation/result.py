@@ -10,21 +10,20 @@ from __future__ import annotations
 import json
 import math
 import os
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitshap import plots
+from vitshap.errors import first_line
 from vitshap.explanation.checks import PredictionBy, Unit, check, is_one_class
-from vitshap.explanation.shap_form import Pictures, to_shap
-from vitshap.explanation.table_form import describe, position, to_dataframe
+from vitshap.explanation.export import Pictures, describe, position, to_dataframe, to_shap
+from vitshap.files import write_tensors
 from vitshap.game import ClassLike, class_index
 
 if TYPE_CHECKING:
@@ -109,9 +108,7 @@ class Explanation:
         if isinstance(index, slice):
             chosen = index
         else:
-            if not -len(self) <= index < len(self):
-                raise IndexError(f"image {index} of an explanation of {len(self)} images")
-            start = index % len(self)
+            start = range(len(self))[index]  # an IndexError where there is no such image
             chosen = slice(start, start + 1)
         parts: dict[str, Any] = {}
         for field in fields(self):
@@ -124,6 +121,17 @@ class Explanation:
     def __iter__(self) -> Iterator[Explanation]:
         """One explanation per image."""
         return (self[i] for i in range(len(self)))
+
+    def select(self, classes: Sequence[int], /) -> Explanation:
+        """Return the explanation of some of the explained classes, by number, in this order and each of them once."""
+        column = torch.stack([self._columns(one) for one in dict.fromkeys(classes)], 1)  # [B, selected]
+        parts: dict[str, Any] = {}
+        for name in ("values", "classes", "base_values", "full_values", "stderr"):
+            numbers: Tensor | None = getattr(self, name)
+            if numbers is not None:
+                at = column if numbers.ndim == 2 else column[:, None].expand(-1, numbers.shape[1], -1)
+                parts[name] = numbers.gather(-1, at)
+        return replace(self, **parts)
 
     def efficiency_gap(self) -> Tensor:
         """``sum(values) - (full - base)``, float64 ``[B, T]``: rounding error, for additive explanations."""
@@ -149,8 +157,6 @@ class Explanation:
 
         Rows and columns are integers that count from 0.
         """
-        if k < 1:
-            raise ValueError(f"k is at least 1, got {k}")
         values = self._values_of(target)
         best = []
         for i in range(len(self)):
@@ -185,8 +191,6 @@ class Explanation:
         """
         if len(self) != 1:
             raise ValueError(f"one image is drawn at a time, not {len(self)}: use explanation[i].plot(...)")
-        if len(self.grid) != 2:
-            raise ValueError(f"only a grid of rows and columns can be drawn, this one is {list(self.grid)}")
         look = plots.Look(style=style, base=base, smooth=smooth, cmap=cmap, overlay_alpha=overlay_alpha)
         box = None if isinstance(picture, Tensor) or self.image_box is None else self.image_box[0].tolist()
         if target is None or is_one_class(target):
@@ -239,42 +243,26 @@ class Explanation:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one safetensors file; an existing file is replaced only by a complete one."""
         everything = {field.name: getattr(self, field.name) for field in fields(self)}
-        # clones: safetensors refuses tensors that share memory, as slices of one batch may
-        tensors = {k: v.contiguous().clone() for k, v in everything.items() if isinstance(v, Tensor)}
+        tensors = {k: v for k, v in everything.items() if isinstance(v, Tensor)}
         plain = {k: v for k, v in everything.items() if not isinstance(v, Tensor)}
         header = json.dumps({"version": FORMAT_VERSION, "fields": plain})
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-        try:
-            temporary.write_bytes(safetensors.torch.save(tensors, metadata={FORMAT: header}))
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_tensors(Path(path), tensors, {FORMAT: header})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Explanation:
         """Read what ``save`` wrote, exactly."""
         try:
             with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
+                header = json.loads((file.metadata() or {}).get(FORMAT, "null"))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        except SafetensorError as error:
-            raise ValueError(f"{path} is not a safetensors file or is damaged: {error}") from error
-        if FORMAT not in metadata:
-            raise ValueError(f"{path} is a safetensors file, but holds no vitshap explanation")
-        try:
-            header = json.loads(metadata[FORMAT])
             version, plain = header["version"], dict(header["fields"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is damaged: its header cannot be read") from error
-        if version != FORMAT_VERSION:
-            raise ValueError(f"{path} has format version {version}; this vitshap reads {FORMAT_VERSION}")
-        if isinstance(plain.get("class_names"), list):  # JSON has no tuples
-            plain["class_names"] = tuple(plain["class_names"])
-        try:
-            return cls(**{**plain, **tensors})
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{path} does not hold a valid explanation: {error}") from error
+            if isinstance(plain.get("class_names"), list):  # JSON has no tuples
+                plain["class_names"] = tuple(plain["class_names"])
+            if version == FORMAT_VERSION:
+                return cls(**{**plain, **tensors})
+        except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is damaged or holds no vitshap explanation: {first_line(error)}") from error
+        raise ValueError(f"{path} has format version {version}; this vitshap reads {FORMAT_VERSION}")
 
     def _values_of(self, target: ClassLike | None) -> Tensor:
         return self._column_of(self.values, target)

@@ -11,14 +11,18 @@ the mean of distances is at most the root of the mean of their squares.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitshap.coalitions import all_coalitions, harmonic_number, shapley_kernel
+from vitshap.explanation import Explanation
 from vitshap.game import Game
+from vitshap.methods import ExplainableModel
+from vitshap.metrics.base import MetricResult, game_of
 
 MOST_PLAYERS = 20
 EFFICIENT = 1e-3
@@ -29,22 +33,15 @@ TINY = 1e-7
 """The root of what is lost where a loss and its optimum are all but equal."""
 
 
-@dataclass(frozen=True, eq=False)
-class ErrorBound:
-    """Errors, losses and optima of every image and class, float64 ``[B, K]``; their means, and what the theorem says."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ErrorBound(MetricResult):
+    """Euclidean distances to the exact Shapley values; ``mean`` is the left-hand side of the theorem's inequality."""
 
-    errors: Tensor
-    """Euclidean distance to the exact Shapley values."""
     losses: Tensor
-    """``L`` of the values, unscaled: the loss that training reports is d times this."""
+    """``L`` of the values, float64 ``[B, T]``, unscaled: the loss that training reports is d times this."""
     optima: Tensor
-    """``L*``: the same of the exact Shapley values."""
+    """``L*``: the same of the exact Shapley values, float64 ``[B, T]``."""
     num_players: int
-
-    @property
-    def error(self) -> float:
-        """Mean distance: the left-hand side."""
-        return float(self.errors.mean())
 
     @property
     def bound(self) -> float:
@@ -61,7 +58,7 @@ class ErrorBound:
         """Whether error <= bound <= looser bound, but for rounding."""
         slack = TINY * (1 + self.loose_bound)
         bound = self.bound * (1 + ROUNDING) + slack
-        return self.error <= bound <= self.loose_bound * (1 + ROUNDING) ** 2 + 2 * slack
+        return self.mean <= bound <= self.loose_bound * (1 + ROUNDING) ** 2 + 2 * slack
 
     def _root(self, excess: float) -> float:
         factor = 2 * harmonic_number(self.num_players - 1)
@@ -122,9 +119,6 @@ def error_bound(game: Game, values: Tensor, /, *, batch: int = 4096) -> ErrorBou
 
     Values must be efficient (add up to v(1) - v(0)): the theorem is about those alone.
     """
-    wanted = (game.batch_size, game.num_players, game.num_outputs)
-    if tuple(values.shape) != wanted:
-        raise ValueError(f"values are [B, d, K] = {list(wanted)}, got {list(values.shape)}")
     moments = kernel_moments(game, batch=batch)
     values = values.to(moments.gain_by_player)
     missing = float((values.sum(1) - moments.total).abs().max())
@@ -133,8 +127,23 @@ def error_bound(game: Game, values: Tensor, /, *, batch: int = 4096) -> ErrorBou
         raise ValueError(f"the theorem is about values that add up to v(1) - v(0); these miss it by {missing:.3g}")
     truth = moments.shapley_values()
     return ErrorBound(
-        errors=(values - truth).square().sum(1).sqrt(),
-        losses=moments.loss(values),
-        optima=moments.loss(truth),
+        metric="shapley-error",
+        values=(values - truth).square().sum(1).sqrt().cpu(),
+        classes=torch.arange(game.num_outputs).expand(game.batch_size, -1),
+        higher_is_better=False,
+        losses=moments.loss(values).cpu(),
+        optima=moments.loss(truth).cpu(),
         num_players=game.num_players,
     )
+
+
+def shapley_error(
+    surrogate: ExplainableModel, images: Any, explanation: Explanation, /, *, batch: int = 4096
+) -> ErrorBound:
+    """Distance of an additive explanation to the exact Shapley values, and Theorem 1's bound on it; lower is better.
+
+    All coalitions are evaluated: for at most 20 players.
+    """
+    game = game_of(surrogate, surrogate.prepare(images).pixels, explanation)
+    found = error_bound(game.only(explanation.classes.to(game.device)), explanation.values, batch=batch)
+    return replace(found, classes=explanation.classes, class_specific=explanation.class_specific)

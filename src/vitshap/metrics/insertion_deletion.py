@@ -16,43 +16,18 @@ from torch import Tensor
 
 from vitshap.explanation import Explanation
 from vitshap.game import Game
-from vitshap.methods import ExplainableModel, bounded_chunk, image_generators
-from vitshap.players import Players
+from vitshap.methods import ExplainableModel, image_generators
+from vitshap.metrics.base import MetricResult, game_of
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """Values of the explained classes along the path, and the areas below."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Curve(MetricResult):
+    """Values of the explained classes along the path. The metric is the area: the plain mean of an image's points."""
 
     points: Tensor
     """float64 ``[B, T, d + 1]``: value after k players; NaN beyond the players that the image has."""
-    area: Tensor
-    """Plain mean of an image's points, float64 ``[B, T]``."""
     fractions: Tensor
     """k as a share of the image's players, float64 ``[B, d + 1]``; NaN where ``points`` are."""
-    classes: Tensor
-    """Explained classes, int64 ``[B, T]``."""
-
-    def target_area(self, labels: Tensor) -> Tensor:
-        """Area of each image's own class, ``labels`` int64 ``[B]``: float64 ``[B]``."""
-        own = self._own(labels)
-        return self.area.gather(1, own.int().argmax(1, keepdim=True))[:, 0]
-
-    def nontarget_area(self, labels: Tensor) -> Tensor:
-        """Mean area of the other explained classes: float64 ``[B]``."""
-        others = ~self._own(labels)
-        if not bool(others.any(1).all()):
-            raise ValueError("no other class was explained: explain with target=None for non-target areas")
-        return (self.area * others).sum(1) / others.sum(1)
-
-    def _own(self, labels: Tensor) -> Tensor:
-        if not isinstance(labels, Tensor) or tuple(labels.shape) != (len(self.classes),):
-            raise ValueError(f"labels are one class per image, int64 [{len(self.classes)}]")
-        own = self.classes == labels.cpu()[:, None]
-        if not bool(own.any(1).all()):
-            image = int((~own.any(1)).nonzero()[0])
-            raise ValueError(f"class {int(labels[image])} was not explained for image {image}")
-        return own
 
 
 def insertion(surrogate: ExplainableModel, images: Any, explanation: Explanation, /, *, seed: int = 0) -> Curve:
@@ -68,18 +43,12 @@ def deletion(surrogate: ExplainableModel, images: Any, explanation: Explanation,
 def _curve(surrogate: ExplainableModel, images: Any, explanation: Explanation, seed: int, *, insert: bool) -> Curve:
     pixels = surrogate.prepare(images).pixels
     batch, d, _ = explanation.values.shape
-    if len(pixels) != batch:
-        raise ValueError(f"the explanation is of {batch} images, but {len(pixels)} are given")
-    if explanation.prediction.shape[1] != surrogate.num_classes:
-        known = explanation.prediction.shape[1]
-        raise ValueError(f"the explanation knows {known} classes, the surrogate {surrogate.num_classes}")
-    game = surrogate.game(pixels, players=Players(explanation.players, d))
+    game = game_of(surrogate, pixels, explanation)
     ranks = _ranks(explanation, pixels, seed).to(game.device)
     classes = explanation.classes.to(game.device)
     empty, full = (end.double().gather(1, classes)[..., None] for end in (game.null, game.grand))  # [B, T, 1]
     first, last = (empty, full) if insert else (full, empty)
     points = torch.cat([first, _inner_points(game, ranks, classes, insert), last], 2)
-
     if explanation.player_mask is None:
         count = torch.full((batch, 1), d)
     else:
@@ -89,7 +58,15 @@ def _curve(surrogate: ExplainableModel, images: Any, explanation: Explanation, s
     points = points.cpu().where((step < count)[:, None], last.cpu())
     points = points.masked_fill((step > count)[:, None], torch.nan)
     fractions = (step.double() / count).masked_fill(step > count, torch.nan)
-    return Curve(points, points.nanmean(2), fractions, explanation.classes)
+    return Curve(
+        metric="insertion" if insert else "deletion",
+        values=points.nanmean(2),
+        classes=explanation.classes,
+        higher_is_better=insert,
+        class_specific=explanation.class_specific,
+        points=points,
+        fractions=fractions,
+    )
 
 
 def _ranks(explanation: Explanation, pixels: Tensor, seed: int) -> Tensor:
@@ -115,7 +92,7 @@ def _inner_points(game: Game, ranks: Tensor, classes: Tensor, insert: bool) -> T
     jobs = torch.cartesian_prod(torch.arange(paths), torch.arange(1, d)).to(game.device).view(-1, 2)
     shared = paths < classes.shape[1]  # one path, read for all classes
     parts = []
-    chunk = bounded_chunk(game)
+    chunk = game.bounded_chunk
     for start in range(0, len(jobs), chunk):
         path, step = jobs[start : start + chunk].unbind(1)
         inside = ranks[:, path] < step[:, None]  # [B, S, d]

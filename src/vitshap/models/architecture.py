@@ -60,64 +60,100 @@ TORCHVISION_ARGUMENTS: dict[str, Callable[[Any], Any]] = {
 
 
 def describe(net: nn.Module, /) -> dict[str, Any]:
-    """What ``build`` makes an equal net from, ready for JSON; ``ValueError`` where there is no such thing."""
-    library = type(net).__module__.partition(".")[0]
-    if library not in _DESCRIBED:
+    """Describe a network as ``build`` takes it, ready for JSON; ``ValueError`` if it cannot be built from a description."""
+    kind = type(net)
+    library = kind.__module__.partition(".")[0]
+    own = library in _DESCRIBED and (library == "timm" or getattr(_classes(library), kind.__name__, None) is kind)
+    if not own:
         raise ValueError(
-            f"{type(net).__name__} is of none of {', '.join(_DESCRIBED)}: it cannot be built from a description"
+            f"{kind.__name__} is not a class of {', '.join(_DESCRIBED)} itself: it cannot be built from a description"
         )
     dtype = str(net_device_dtype(net)[1]).removeprefix("torch.")
     description = {"library": library, **_DESCRIBED[library](net), "dtype": dtype}
     difference = _difference(net, _without_weights(lambda: build(description)))
     if difference is not None:
         raise ValueError(
-            f"{type(net).__name__} was changed since {library} built it and cannot be built again: {difference}"
+            f"{kind.__name__} was changed since {library} built it and cannot be built again: {difference}"
         )
     return description
 
 
 def build(description: dict[str, Any], /) -> nn.Module:
-    """The net that ``describe`` described, with any weights; ``ValueError`` for whatever it never writes."""
-    library, name, dtype = description["library"], description["name"], description["dtype"]
-    if library not in _BUILT or dtype not in DTYPES:
-        raise ValueError(f"nets are of {', '.join(_BUILT)} and of {', '.join(DTYPES)}; got {library!r}, {dtype!r}")
-    package = _package(library)
-    net: nn.Module = _BUILT[library](package, name, description["arguments"])
-    if library == "transformers":
-        if description["attention"] not in ATTENTIONS:
-            raise ValueError(f"attention is one of {', '.join(ATTENTIONS)}; got {description['attention']!r}")
-        net.config._attn_implementation = description["attention"]  # type: ignore[union-attr]
-    return net.to(getattr(torch, dtype))
+    """Build the network that ``describe`` described, with any weights; ``ValueError`` for what it never writes."""
+    library, name, arguments = description["library"], description["name"], description["arguments"]
+    attention = description["attention"] if library == "transformers" else None
+    for given, known in ((library, _BUILT), (description["dtype"], DTYPES), (attention, (None, *ATTENTIONS))):
+        if given not in known:
+            raise ValueError(f"a stored network is described by one of {', '.join(map(str, known))}; got {given!r}")
+    allowed = _arguments(library, name)
+    unknown = f"{library} has no model {name!r} that can be stored" if allowed is None else None
+    if allowed is not None and (odd := sorted(set(arguments) - allowed)):
+        unknown = f"{name} has no argument {', '.join(map(repr, odd))}"
+    if unknown is not None:
+        raise ValueError(unknown)
+    net: nn.Module = _BUILT[library](name, arguments)
+    if attention is not None:
+        net.config._attn_implementation = attention  # type: ignore[union-attr]
+    return net.to(getattr(torch, description["dtype"]))
 
 
 def shapes(description: dict[str, Any], /, *, most_blocks: int) -> dict[str, list[int]]:
-    """Shapes of the tensors that a described net has, by name, without memory for them.
+    """Return the shapes of the tensors that a described network has, by name, without memory for them.
 
     ``ValueError`` where more than ``most_blocks`` blocks are described, before a module is made.
     """
-    for key in DEPTHS:
-        depth = description["arguments"].get(key, 0)
-        if isinstance(depth, int | float) and depth > most_blocks:
-            raise ValueError(f"{key} is {depth}, but there are {most_blocks} tensors")
+    depth = declared_depth(description["arguments"])
+    if depth > most_blocks:
+        raise ValueError(f"there are {depth} blocks, but only {most_blocks} tensors")
     net = _without_weights(lambda: build(description))
     return {name: list(tensor.shape) for name, tensor in net.state_dict().items()}
 
 
+def declared_depth(config: Any, /) -> int:
+    """Return the largest number of blocks that a configuration names, in its sections too."""
+    if not isinstance(config, dict):
+        return 0
+    named = [int(config[key]) for key in DEPTHS if isinstance(config.get(key), int | float)]
+    return max([0, *named, *(declared_depth(value) for value in config.values())])
+
+
+def _arguments(library: str, name: str) -> set[str] | None:
+    """Return the arguments that a network of this name may be described with; None if the library has none of that name."""
+    if library == "transformers":
+        return _transformers_arguments(getattr(_package(library), name).config_class) if name in ADAPTERS else None
+    if library == "timm":  # is_model also keeps names out that timm would download ("hf-hub:...")
+        return set(TIMM_ARGUMENTS) if _package(library).is_model(name) else None
+    return set(TORCHVISION_ARGUMENTS) if name == "VisionTransformer" else None
+
+
+def _classes(library: str) -> Any:
+    return _package("torchvision").models if library == "torchvision" else _package(library)
+
+
 def _describe_transformers(net: Any) -> dict[str, Any]:
-    name = type(net).__name__
-    if name not in ADAPTERS or getattr(_package("transformers"), name, None) is not type(net):
-        raise ValueError(f"{name} is not one of transformers' own {', '.join(sorted(ADAPTERS))}")
-    known = _transformers_arguments(type(net).config_class)
-    arguments = {key: value for key, value in net.config.to_dict().items() if key in known}
+    arguments = _selected(type(net).config_class, net.config.to_dict())
     attention = net.config._attn_implementation
-    return {"name": name, "arguments": arguments, "attention": attention if attention in ATTENTIONS else "sdpa"}
+    return {
+        "name": type(net).__name__,
+        "arguments": arguments,
+        "attention": attention if attention in ATTENTIONS else "sdpa",
+    }
 
 
-def _build_transformers(package: Any, name: str, arguments: dict[str, Any]) -> nn.Module:
-    if name not in ADAPTERS:
-        raise ValueError(f"{name!r} is not one of {', '.join(sorted(ADAPTERS))}")
-    net_class = getattr(package, name)
-    _check_names(arguments, _transformers_arguments(net_class.config_class), f"{name}'s configuration")
+def _selected(config_class: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return what may be described of a transformers configuration; of CLIP and SigLIP the text encoder is left out."""
+    known = _transformers_arguments(config_class)
+    sections = config_class.sub_configs
+    return {
+        key: _selected(sections[key], value) if key in sections else value
+        for key, value in given.items()
+        if key in known
+    }
+
+
+def _build_transformers(name: str, arguments: dict[str, Any]) -> nn.Module:
+    net_class = getattr(_package("transformers"), name)
+    arguments = _selected(net_class.config_class, arguments)
     labels = {int(key): label for key, label in (arguments.get("id2label") or {}).items()}  # JSON's keys are text
     net: nn.Module = net_class(net_class.config_class.from_dict({**arguments, "id2label": labels}))
     return net
@@ -125,40 +161,30 @@ def _build_transformers(package: Any, name: str, arguments: dict[str, Any]) -> n
 
 def _transformers_arguments(config_class: Any) -> set[str]:
     common = set(_package("transformers").PreTrainedConfig().to_dict())
-    return (set(config_class().to_dict()) - common) | set(LABELS)
+    return (set(config_class().to_dict()) - common - {"text_config"}) | set(LABELS)
 
 
 def _describe_timm(net: Any) -> dict[str, Any]:
     timm = _package("timm")
-    # A net that was made by its class and not by its name is described as a changed vit_base_patch16_224.
+    # A network that was made by its class and not by its name is described as a changed vit_base_patch16_224.
     name = (getattr(net, "pretrained_cfg", None) or {}).get("architecture") or "vit_base_patch16_224"
-    if not timm.is_model(name):
-        raise ValueError(f"timm {timm.__version__} has no model {name!r}")
     usual = _found(_without_weights(lambda: timm.create_model(name, pretrained=False)), TIMM_ARGUMENTS)
     arguments = {key: value for key, value in _found(net, TIMM_ARGUMENTS).items() if usual.get(key, ...) != value}
     return {"name": name, "arguments": arguments}
 
 
-def _build_timm(package: Any, name: str, arguments: dict[str, Any]) -> nn.Module:
-    if not package.is_model(name):  # also keeps names out that timm would fetch ("hf-hub:...")
-        raise ValueError(f"timm {package.__version__} has no model {name!r}")
-    _check_names(arguments, set(TIMM_ARGUMENTS), name)
+def _build_timm(name: str, arguments: dict[str, Any]) -> nn.Module:
     sizes = {key: tuple(value) for key, value in arguments.items() if isinstance(value, list)}  # JSON has no tuples
-    net: nn.Module = package.create_model(name, pretrained=False, **{**arguments, **sizes})
+    net: nn.Module = _package("timm").create_model(name, pretrained=False, **{**arguments, **sizes})
     return net
 
 
 def _describe_torchvision(net: Any) -> dict[str, Any]:
-    if type(net) is not _package("torchvision").models.VisionTransformer:
-        raise ValueError(f"of torchvision only VisionTransformer can be described, not {type(net).__name__}")
-    return {"name": "VisionTransformer", "arguments": _found(net, TORCHVISION_ARGUMENTS)}
+    return {"name": type(net).__name__, "arguments": _found(net, TORCHVISION_ARGUMENTS)}
 
 
-def _build_torchvision(package: Any, name: str, arguments: dict[str, Any]) -> nn.Module:
-    if name != "VisionTransformer":
-        raise ValueError(f"of torchvision only VisionTransformer is built, not {name!r}")
-    _check_names(arguments, set(TORCHVISION_ARGUMENTS), name)
-    net: nn.Module = package.models.VisionTransformer(**arguments)
+def _build_torchvision(name: str, arguments: dict[str, Any]) -> nn.Module:
+    net: nn.Module = _package("torchvision").models.VisionTransformer(**arguments)
     return net
 
 
@@ -172,12 +198,6 @@ def _package(name: str) -> Any:
     except ImportError as error:
         extra = "vitshap[timm]" if name in ("timm", "torchvision") else name
         raise ValueError(f'this net is of {name}, which cannot be imported ({error}): pip install "{extra}"') from error
-
-
-def _check_names(given: dict[str, Any], known: set[str], what: str) -> None:
-    unknown = sorted(set(given) - known)
-    if unknown:
-        raise ValueError(f"{what} has no {', '.join(map(repr, unknown))}")
 
 
 def _found(net: nn.Module, arguments: dict[str, Callable[[Any], Any]]) -> dict[str, Any]:

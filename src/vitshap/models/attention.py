@@ -165,8 +165,7 @@ class VariableLength:
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float
     ) -> Tensor:
-        if bias is not None:
-            raise NotImplementedError("variable-length attention takes no bias")
+        assert bias is None  # Adapter.has_bias keeps such models out
         if dropout > 0:
             raise NotImplementedError(
                 "variable-length attention has no dropout: set the net's attention dropout to 0, "
@@ -182,13 +181,13 @@ class VariableLength:
         return out.transpose(0, 1).unsqueeze(0)
 
     def _by_tokens(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        from vitshap.models.end_to_end import attend_end_to_end
+        from vitshap.models.triton_attention import attend_packed
 
         if self._spans is None:  # the same in every layer
             token = torch.arange(len(q), device=q.device, dtype=self.boundaries.dtype)
             sequence = torch.searchsorted(self.boundaries, token, right=True)
             self._spans = self.boundaries[sequence - 1], self.boundaries[sequence]
-        return cast(Tensor, attend_end_to_end(q, k, v, *self._spans, scale))
+        return cast(Tensor, attend_packed(q, k, v, *self._spans, scale))
 
     def _by_sequences(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn

@@ -165,6 +165,19 @@ def pair(size: int | Sequence[int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
+def patch_grid(image_size: tuple[int, int], patch: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of patches; ``ValueError`` where the image does not divide into them."""
+    if any(side % step for side, step in zip(image_size, patch, strict=True)):
+        raise ValueError(f"images of {image_size} do not divide into patches of {patch}")
+    return image_size[0] // patch[0], image_size[1] // patch[1]
+
+
+def require_size(image_size: tuple[int, int], own: tuple[int, int], hint: str = "") -> None:
+    """Refuse images of another size than the one that the model takes."""
+    if image_size != own:
+        raise ValueError(f"this model takes images of {own}, not {image_size}{hint}")
+
+
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
     """Evaluation mode within; afterwards every module is in the mode it was in."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,18 +10,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitshap.models.base import Adapter, CannotMask, attributes_set, logits_of, masked_mean, pair
+from vitshap.models.base import (
+    Adapter,
+    CannotMask,
+    attributes_set,
+    logits_of,
+    masked_mean,
+    pair,
+    patch_grid,
+    require_size,
+)
 
 
 def adapter_for(net: Any, image_size: tuple[int, int] | None) -> Adapter:
-    """The adapter for a transformers net, or ``CannotMask``."""
-    kind = next((ADAPTERS[cls.__name__] for cls in type(net).__mro__ if cls.__name__ in ADAPTERS), None)
-    if kind is not None:
-        return kind(net, image_size)
-    if hasattr(net, "base_model_prefix") and not hasattr(net, "classifier"):
-        raise CannotMask(net, "it has no classification head; load it with AutoModelForImageClassification")
-    known = ", ".join(sorted(ADAPTERS))
-    raise CannotMask(net, f"of transformers' nets these are known to keep withheld patches out: {known}")
+    """Return the adapter for a transformers model, or raise ``CannotMask``."""
+    place = next((ADAPTERS[cls.__name__] for cls in type(net).__mro__ if cls.__name__ in ADAPTERS), None)
+    if place is None:
+        why = f"of transformers' models these can be masked: {', '.join(sorted(ADAPTERS))}"
+        if hasattr(net, "base_model_prefix") and not hasattr(net, "classifier"):
+            why = "it has no classification head; load it with AutoModelForImageClassification"
+        raise CannotMask(net, why)
+    module, _, name = place.rpartition(".")
+    adapter: Adapter = getattr(importlib.import_module(module), name)(net, image_size)
+    return adapter
 
 
 class HuggingFaceViT(Adapter):
@@ -32,19 +44,19 @@ class HuggingFaceViT(Adapter):
 
     def __init__(self, net: Any, image_size: tuple[int, int] | None) -> None:
         self.net = self._net = net
-        self.trunk: Any = net.base_model
-        config = net.config
-        if not getattr(config, "num_labels", 0):
+        self.trunk: Any = self._find_trunk()
+        config = self.trunk.config
+        if not getattr(net.config, "num_labels", 0):
             raise CannotMask(net, "it has no classes (num_labels=0)")
-        patch = pair(config.patch_size)
         self.image_size = image_size or pair(config.image_size)
-        if any(side % step for side, step in zip(self.image_size, patch, strict=True)):
-            raise ValueError(f"images of {self.image_size} do not divide into patches of {patch}")
+        self.grid = patch_grid(self.image_size, pair(config.patch_size))
         self.resized = self.image_size != pair(config.image_size)
-        self.grid = (self.image_size[0] // patch[0], self.image_size[1] // patch[1])
         self.channels = config.num_channels
-        self.num_classes = config.num_labels
+        self.num_classes = net.config.num_labels
         self.prefix = self._count_prefix()
+
+    def _find_trunk(self) -> Any:
+        return self._net.base_model
 
     def _count_prefix(self) -> int:
         return 1
@@ -152,10 +164,8 @@ class HuggingFaceBeit(HuggingFaceViT):
         config = net.config
         self.has_bias = config.use_relative_position_bias or config.use_shared_relative_position_bias
         self.reads_patches = config.use_mean_pooling
-        if self.resized and self.has_bias:
-            raise ValueError(
-                f"this BEiT takes images of {pair(config.image_size)}: its position biases fit no other size"
-            )
+        if self.has_bias:  # its position biases fit no other size
+            require_size(self.image_size, pair(config.image_size))
 
     def encode(self, tokens: Tensor, positions: Tensor) -> Tensor:
         shared = None
@@ -176,11 +186,14 @@ class HuggingFaceBeit(HuggingFaceViT):
         return logits
 
 
-ADAPTERS: dict[str, type[HuggingFaceViT]] = {
-    "ViTForImageClassification": HuggingFaceViT,
-    "DeiTForImageClassification": HuggingFaceDeiT,
-    "DeiTForImageClassificationWithTeacher": HuggingFaceDistilledDeiT,
-    "Dinov2ForImageClassification": HuggingFaceDinov2,
-    "Dinov2WithRegistersForImageClassification": HuggingFaceDinov2,
-    "BeitForImageClassification": HuggingFaceBeit,
+ADAPTERS = {
+    "ViTForImageClassification": "vitshap.models.huggingface.HuggingFaceViT",
+    "DeiTForImageClassification": "vitshap.models.huggingface.HuggingFaceDeiT",
+    "DeiTForImageClassificationWithTeacher": "vitshap.models.huggingface.HuggingFaceDistilledDeiT",
+    "Dinov2ForImageClassification": "vitshap.models.huggingface.HuggingFaceDinov2",
+    "Dinov2WithRegistersForImageClassification": "vitshap.models.huggingface.HuggingFaceDinov2",
+    "BeitForImageClassification": "vitshap.models.huggingface.HuggingFaceBeit",
+    "CLIPForImageClassification": "vitshap.models.clip.HuggingFaceCLIP",
+    "SiglipForImageClassification": "vitshap.models.clip.HuggingFaceSiglip",
 }
+"""Class of transformers -> its adapter. Models of these classes, and of no other, can also be stored in bundles."""

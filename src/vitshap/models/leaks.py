@@ -41,7 +41,12 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 
 def check_mask(adapter: Adapter) -> None:
-    """Raise ``CannotMask``, naming the stage, unless withheld patches stay out of everything that this net computes."""
+    """Raise ``CannotMask``, naming the stage, unless withheld patches stay out of everything that this network computes."""
+    if leak := _find_leak(adapter):
+        raise CannotMask(adapter.net, leak)
+
+
+def _find_leak(adapter: Adapter) -> str | None:
     device, dtype = net_device_dtype(adapter.net)
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(2, adapter.channels, *adapter.image_size, generator=generator).to(device, dtype)
@@ -56,9 +61,8 @@ def check_mask(adapter: Adapter) -> None:
         ):
             moved = movement(lambda x, k, stage=stage: stage(adapter, x, k), images, keep, adapter.grid)  # type: ignore[misc]
             if moved > TOLERANCE[dtype]:
-                raise CannotMask(adapter.net, f"{what_leaks} (kept outputs moved by {moved:.1e} of their size)")
-        _check_calls(adapter, images)
-        _check_agreement(adapter, images, keep, TOLERANCE[dtype])
+                return f"{what_leaks} (kept outputs moved by {moved:.1e} of their size)"
+        return _unmasked_layers(adapter, images) or _disagreement(adapter, images, keep, TOLERANCE[dtype])
 
 
 def _embedded(adapter: Adapter, images: Tensor, keep: Tensor) -> Tensor:
@@ -78,7 +82,7 @@ def _answered(adapter: Adapter, images: Tensor, keep: Tensor) -> Tensor:
     return FullLengthSession(adapter, images).run(rows)
 
 
-def _check_calls(adapter: Adapter, images: Tensor) -> None:
+def _unmasked_layers(adapter: Adapter, images: Tensor) -> str | None:
     calls = 0
 
     class Counted(KeysOnly):
@@ -91,17 +95,16 @@ def _check_calls(adapter: Adapter, images: Tensor) -> None:
     with AttentionOverride(Counted(None)):
         adapter.encode(session.table, session.positions)
     if calls < len(adapter.blocks):
-        raise CannotMask(
-            adapter.net,
-            f"only {calls} of its {len(adapter.blocks)} attention layers go through calls that can be masked",
-        )
+        return f"only {calls} of its {len(adapter.blocks)} attention layers go through calls that can be masked"
+    return None
 
 
-def _check_agreement(adapter: Adapter, images: Tensor, keep: Tensor, tolerance: float) -> None:
+def _disagreement(adapter: Adapter, images: Tensor, keep: Tensor, tolerance: float) -> str | None:
     rows = Rows(keep, torch.arange(len(images), device=images.device))
     full, packed = (session(adapter, images).run(rows) for session in (FullLengthSession, AttentionSession))
     if distance(full, packed) > tolerance:
-        raise CannotMask(adapter.net, "its answer changes when withheld tokens are dropped instead of masked")
+        return "its answer changes when withheld tokens are dropped instead of masked"
     whole = FullLengthSession(adapter, images).run(Rows(torch.ones_like(keep), rows.image))
     if distance(adapter.predict(images), whole) > tolerance:
-        raise CannotMask(adapter.net, "its own forward pass does more than its embedding, blocks and head")
+        return "its own forward pass does more than its embedding, blocks and head"
+    return None

@@ -44,6 +44,8 @@ class Prepared(NamedTuple):
 class ImageGame(Game):
     """The game of a batch of images: embedded once, asked about any coalitions of their patches."""
 
+    players: Players
+
     def __init__(
         self, model: MaskedModel, prepared: Prepared, players: Players, precision: Precision | None = None
     ) -> None:
@@ -182,7 +184,7 @@ class MaskedModel(nn.Module):
         if coalitions is None:
             return self.adapter.predict(pixels)
         who = self._players(players, len(pixels))
-        check_coalitions(coalitions, who.num_players, pixels.device)
+        check_coalitions(coalitions, who.num_players)
         if coalitions.ndim != 3 or coalitions.shape[0] != len(pixels):
             raise ValueError(
                 f"coalitions must be [B, S, d] with B = {len(pixels)} and d = {who.num_players}, "
@@ -272,8 +274,7 @@ class MaskedModel(nn.Module):
                 return ways.AttentionSession(adapter, pixels, self._encode)
             return (ways.FullLengthSession if self.evaluation == "full" else ways.ExplicitSession)(adapter, pixels)
         if self.removal == "random":
-            if self.reference is None:
-                raise ValueError('removal="random" needs reference=, a batch of images to take patches from')
+            assert self.reference is not None  # wrap saw to it
             return ways.RandomSession(adapter, pixels, self.reference)
         sessions: dict[str, Callable[[Adapter, Tensor], ways.Session]] = {
             "softmax": ways.SoftmaxSession,
@@ -299,14 +300,15 @@ class MaskedModel(nn.Module):
     def _check_pixels(self, pixels: Tensor) -> None:
         device, dtype = net_device_dtype(self.net)
         expected = [self.adapter.channels, *self.image_size]
-        if pixels.ndim != 4 or list(pixels.shape[1:]) != expected:
-            raise ValueError(f"images must be [B, {', '.join(map(str, expected))}], got {list(pixels.shape)}")
-        if len(pixels) == 0:
-            raise ValueError("there is no image: the batch is empty")
-        if pixels.dtype != dtype:
-            raise TypeError(f"images are {pixels.dtype}, the net is {dtype}; nothing is cast silently")
-        if pixels.device != device:
-            raise ValueError(f"images are on {pixels.device}, the net is on {device}; nothing is moved silently")
+        if pixels.ndim != 4 or list(pixels.shape[1:]) != expected or len(pixels) == 0:
+            raise ValueError(
+                f"images must be [B, {', '.join(map(str, expected))}], at least one; got {list(pixels.shape)}"
+            )
+        if (pixels.dtype, pixels.device) != (dtype, device):
+            raise TypeError(
+                f"images are {pixels.dtype} on {pixels.device}, the model is {dtype} on {device}; "
+                "nothing is converted silently"
+            )
 
 
 def check_finite(pixels: Tensor) -> None:

@@ -62,10 +62,14 @@ def precisions(model: MaskedModel, precision: Precision) -> tuple[torch.dtype, .
     asked: torch.dtype = getattr(torch, precision)
     if asked == own:
         return ()
-    if asked == torch.bfloat16 and device.type == "cpu":
-        raise ValueError('precision="bfloat16" is for GPUs: on some CPUs it ends the process')
-    if model.removal == "random":  # which reference image fills a patch is a hash of the pixels as they are
-        raise ValueError(f'removal="random" is evaluated in the net\'s own precision, {own}: give precision="auto"')
+    on_cpu = asked == torch.bfloat16 and device.type == "cpu"
+    if on_cpu or model.removal == "random":  # which reference image fills a patch is a hash of the pixels as they are
+        why = (
+            "bfloat16 is for GPUs: on some CPUs it ends the process"
+            if on_cpu
+            else 'with removal="random" it is the only one'
+        )
+        raise ValueError(f'give precision="auto", the model\'s own precision, {own}: {why}')
     return (asked,)
 
 

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
+
+from vitshap.files import read_json
 
 _RESAMPLE = {
     "nearest": Image.Resampling.NEAREST,
@@ -46,16 +51,19 @@ class Preprocess:
     """Resize to exactly ``resize``, giving up the aspect ratio."""
 
     def __post_init__(self) -> None:
+        if problem := next(self._problems(), None):
+            raise ValueError(problem)
+
+    def _problems(self) -> Iterator[str]:
         if self.interpolation not in _RESAMPLE:
-            raise ValueError(f"interpolation is one of {sorted(_RESAMPLE)}, got {self.interpolation!r}")
+            yield f"interpolation is one of {sorted(_RESAMPLE)}, got {self.interpolation!r}"
         if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
-            raise ValueError(f"mean and std have 1 or 3 channels, got {len(self.mean)} and {len(self.std)}")
+            yield f"mean and std have 1 or 3 channels, got {len(self.mean)} and {len(self.std)}"
         if not all(map(math.isfinite, (*self.mean, *self.std))) or 0 in self.std:
-            raise ValueError(f"mean and std are finite, and std is not 0; got {self.mean} and {self.std}")
-        for name in ("size", "resize"):
-            sides = getattr(self, name)
+            yield f"mean and std are finite, and std is not 0; got {self.mean} and {self.std}"
+        for name, sides in (("size", self.size), ("resize", self.resize)):
             if len(sides) != 2 or any(not isinstance(side, int) or side < 1 for side in sides):
-                raise ValueError(f"{name} is a height and a width in pixels, got {sides}")
+                yield f"{name} is a height and a width in pixels, got {sides}"
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Pixels ``[C, H, W]``, float32."""
@@ -122,10 +130,11 @@ class Preprocess:
         squash = "shortest_edge" not in wanted
         resize = (wanted["height"], wanted["width"]) if squash else (wanted["shortest_edge"],) * 2
         crop = dict(processor.crop_size) if crops else {"height": resize[0], "width": resize[1]}
-        if (crop["height"], crop["width"]) != size:
-            raise ValueError(f"the image processor makes images of {crop}, the net takes {size[0]} x {size[1]}")
-        if resize[0] < size[0] or resize[1] < size[1]:
-            raise ValueError(f"the image processor cuts {size} out of images of {resize}, which are smaller")
+        if (crop["height"], crop["width"]) != size or resize[0] < size[0] or resize[1] < size[1]:
+            raise ValueError(
+                f"the image processor resizes images to {wanted} and crops them to {crop}, the model takes "
+                f"{size[0]} x {size[1]}"
+            )
         name = Image.Resampling(int(processor.resample)).name.lower()
         mean, std = (tuple(v) for v in (processor.image_mean, processor.image_std))
         if not getattr(processor, "do_normalize", True):
@@ -134,6 +143,94 @@ class Preprocess:
         factor = 255 * (getattr(processor, "rescale_factor", 1 / 255) if getattr(processor, "do_rescale", True) else 1)
         mean, std = (tuple(number / factor for number in v) for v in (mean, std))
         return cls(size, resize, mean, std, name, squash)
+
+    def adjusted(
+        self, channels: int, *, crop: float | None = None, resize: int | None = None, **fields: Any
+    ) -> Preprocess:
+        """Return a copy with these ``fields`` replaced, and with one mean and standard deviation per channel.
+
+        ``crop``: the share of the image's side that the model sees; ``resize``: the side that images are resized to.
+        """
+        fields = {key: _per_channel(value, channels) for key, value in fields.items()}
+        for key in ("mean", "std"):
+            fields.setdefault(key, _per_channel(getattr(self, key), channels))
+        if crop is not None or resize is not None:
+            sides = [resize or 0] * 2 if crop is None else [int(side / crop) if crop > 0 else 0 for side in self.size]
+            if any(side < own for side, own in zip(sides, self.size, strict=True)):
+                raise ValueError(
+                    f"crop is a share between 0 and 1, and resize at least what the model takes "
+                    f"({self.size[0]} x {self.size[1]}); got {resize if crop is None else crop}"
+                )
+            fields["resize"] = (sides[0], sides[1])
+        return replace(self, **fields)
+
+
+def _per_channel(value: Any, channels: int) -> Any:
+    """Return a mean or standard deviation with as many numbers as there are channels; anything else as it is."""
+    if not isinstance(value, tuple) or len(value) == channels:
+        return value
+    return value * channels if len(value) == 1 else (sum(value) / len(value),) * channels
+
+
+def read_processor(name: str, wanted: tuple[int, int] | None, usual: tuple[int, int], channels: int) -> Preprocess:
+    """Read a model's ``preprocessor_config.json`` without transformers' image processors, which need torchvision.
+
+    ``wanted``: size of images; None: what the file says, which for some models is not the ``usual`` size of the network
+    (DINOv2 was trained at 518 pixels and is used at 224), or else that.
+    """
+    from transformers.utils import cached_file
+
+    try:
+        stored = read_json(Path(cached_file(os.path.expanduser(name), "preprocessor_config.json")))
+        stored = {key: value for key, value in stored.items() if value is not None}
+    except (OSError, TypeError, ValueError, AttributeError):
+        warnings.warn(
+            f"{name} does not say how it wants its images: mean and standard deviation 0.5 are used", stacklevel=2
+        )
+        size = wanted or usual
+        return Preprocess(size, size, (0.5,) * channels, (0.5,) * channels)
+    crops = bool(stored.get("do_center_crop"))
+    stated = _sides(stored.get("crop_size" if crops else "size")) or usual
+    size = wanted or stated
+    if size != usual and not wanted:
+        sizes = f"{usual[0]} x {usual[1]} pixels, and its preprocessor_config.json makes {size[0]} x {size[1]}"
+        warnings.warn(f"{name} was made for images of {sizes}: these are used", stacklevel=2)
+    resize = _resized(stored.get("size"), size, stated) if crops else {"height": size[0], "width": size[1]}
+    processor = SimpleNamespace(
+        size=resize,
+        do_center_crop=crops,
+        crop_size={"height": size[0], "width": size[1]},
+        resample=stored.get("resample", 2),
+        do_rescale=stored.get("do_rescale", True),
+        rescale_factor=stored.get("rescale_factor", 1 / 255),
+        do_normalize=stored.get("do_normalize", True),
+        image_mean=_numbers(stored.get("image_mean", 0.5)),
+        image_std=_numbers(stored.get("image_std", 0.5)),
+    )
+    return Preprocess.from_image_processor(processor, size).adjusted(channels)
+
+
+def _sides(given: Any) -> tuple[int, int] | None:
+    """Return height and width, where an image processor states both."""
+    if isinstance(given, int):
+        return given, given
+    if isinstance(given, dict) and {"height", "width"} <= given.keys():
+        return int(given["height"]), int(given["width"])
+    return None
+
+
+def _resized(given: Any, size: tuple[int, int], stated: tuple[int, int]) -> dict[str, int]:
+    """Return the size before cropping: as much larger than ``size`` as it is stated for ``stated``."""
+    if isinstance(given, int):
+        given = {"shortest_edge": given}
+    elif not isinstance(given, dict):
+        given = {"height": stated[0], "width": stated[1]}
+    along = {"shortest_edge": 0, "height": 0, "width": 1}
+    return {key: max(size[i], round(given[key] * size[i] / stated[i])) for key, i in along.items() if key in given}
+
+
+def _numbers(given: Any) -> list[float]:
+    return [float(number) for number in given] if isinstance(given, list | tuple) else [float(given)] * 3
 
 
 @contextmanager
@@ -181,8 +278,6 @@ def eight_bit(image: Image.Image, *, channels: int = 3) -> Image.Image:
     PIL's plain ``convert`` clips 16-bit radiographs to white, drops transparency (leaving whatever colour was hidden under
     it) and ignores how the camera was held.
     """
-    if channels not in (1, 3):
-        raise ValueError(f"images are read with 1 or 3 channels, got {channels}")
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I") or image.mode == "F":
         image = _scaled_to_eight_bit(image)

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitshap.counter import mixed
+from vitshap.counter_rng import mixed
 from vitshap.models.attention import (
     AttentionOverride,
     KeysOnly,

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from vitshap.models.attention import AttentionOverride, KeysOnly
-from vitshap.models.base import Adapter, CannotMask, attributes_set, masked_max, masked_mean, pair
+from vitshap.models.base import (
+    Adapter,
+    CannotMask,
+    attributes_set,
+    masked_max,
+    masked_mean,
+    pair,
+    patch_grid,
+    require_size,
+)
 from vitshap.models.preprocess import Preprocess
 
 IMAGENET = 1000
@@ -44,41 +53,36 @@ class TimmViT(Adapter):
     """``timm.models.vision_transformer.VisionTransformer`` and what is built from it."""
 
     def __init__(self, net: Any, image_size: tuple[int, int] | None) -> None:
-        from timm.layers import PatchEmbed
-
         self.net = self._net = net
+        self.distilled = hasattr(net, "head_dist")
+        self.pool: str = "token" if self.distilled else net.global_pool
+        self.reads_patches = self.pool != "token"
+        if obstacle := next(self._obstacles(), None):
+            raise CannotMask(net, obstacle)
         embedding = net.patch_embed
-        if not isinstance(embedding, PatchEmbed):
-            raise CannotMask(net, f"its stem ({type(embedding).__name__}) mixes neighbouring patches by convolution")
-        self.image_size = image_size or pair(embedding.img_size)
-        patch = pair(embedding.patch_size)
-        if self.image_size != pair(embedding.img_size) and not net.dynamic_img_size:
-            raise ValueError(
-                f"this net takes images of {pair(embedding.img_size)}, not {self.image_size}: "
-                "create it with img_size=... or dynamic_img_size=True"
-            )
-        if any(side % step for side, step in zip(self.image_size, patch, strict=True)):
-            raise ValueError(f"images of {self.image_size} do not divide into patches of {patch}")
-        self.grid = (self.image_size[0] // patch[0], self.image_size[1] // patch[1])
+        own = pair(embedding.img_size)
+        self.image_size = image_size or own
+        if not net.dynamic_img_size:
+            require_size(self.image_size, own, ": create it with img_size=... or dynamic_img_size=True")
+        self.grid = patch_grid(self.image_size, pair(embedding.patch_size))
         self.prefix = net.num_prefix_tokens
         self.channels = embedding.proj.in_channels
         self.num_classes = net.num_classes
-        self._check_pooling()
-        if getattr(getattr(net, "patch_drop", None), "prob", 0) > 0:
-            raise CannotMask(net, "it drops patches at random itself (patch_drop_rate); create it without")
 
-    def _check_pooling(self) -> None:
+    def _obstacles(self) -> Iterator[str]:
+        from timm.layers import PatchEmbed
+
         net = self._net
-        self.distilled = hasattr(net, "head_dist")
-        pool = "token" if self.distilled else net.global_pool
-        self.reads_patches = pool != "token"
-        if net.num_classes == 0 or not pool:
-            raise CannotMask(net, "it has no classification head (num_classes=0 or no pooling)")
-        if pool not in ("token", "avg", "max", "avgmax", "map"):
-            raise CannotMask(net, f'it is not known how to restrict its pooling "{pool}" to kept patches')
-        if pool == "map" and getattr(net.attn_pool, "pos_embed", None) is not None:
-            raise CannotMask(net, "its attention pooling adds positions of its own")
-        self.pool: str = pool
+        if not isinstance(net.patch_embed, PatchEmbed):
+            yield f"its stem ({type(net.patch_embed).__name__}) mixes neighbouring patches by convolution"
+        if net.num_classes == 0 or not self.pool:
+            yield "it has no classification head (num_classes=0 or no pooling)"
+        if self.pool not in ("token", "avg", "max", "avgmax", "map"):
+            yield f'it is not known how to restrict its pooling "{self.pool}" to kept patches'
+        if self.pool == "map" and getattr(net.attn_pool, "pos_embed", None) is not None:
+            yield "its attention pooling adds positions of its own"
+        if getattr(getattr(net, "patch_drop", None), "prob", 0) > 0:
+            yield "it drops patches at random itself (patch_drop_rate); create it without"
 
     @property
     def patch_embedding(self) -> nn.Module:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitshap.models.base import Adapter, CannotMask
+from vitshap.models.base import Adapter, CannotMask, pair, patch_grid, require_size
 
 
 def adapter_for(net: Any, image_size: tuple[int, int] | None) -> Adapter:
-    """The adapter for a torchvision net, or ``CannotMask``."""
+    """Return the adapter for a torchvision model, or raise ``CannotMask``."""
+    if obstacle := next(_obstacles(net), None):
+        raise CannotMask(net, obstacle)
+    return TorchvisionViT(net, image_size)
+
+
+def _obstacles(net: Any) -> Iterator[str]:
     from torchvision.models.vision_transformer import VisionTransformer
 
     if not isinstance(net, VisionTransformer):
-        raise CannotMask(net, "it is not a vision transformer, so its layers mix patches besides attention")
-    return TorchvisionViT(net, image_size)
+        yield "it is not a vision transformer, so its layers mix patches besides attention"
+    if not isinstance(net.conv_proj, nn.Conv2d):
+        yield "its stem mixes neighbouring patches by convolution"
+    if not isinstance(net.heads[-1], nn.Linear):
+        yield "its head does not end in a linear layer with one output per class"
 
 
 class TorchvisionViT(Adapter):
@@ -27,17 +37,11 @@ class TorchvisionViT(Adapter):
 
     def __init__(self, net: Any, image_size: tuple[int, int] | None) -> None:
         self.net = self._net = net
-        if not isinstance(net.conv_proj, nn.Conv2d):
-            raise CannotMask(net, "its stem mixes neighbouring patches by convolution")
         self.image_size = (net.image_size, net.image_size)
-        if image_size not in (None, self.image_size):
-            raise ValueError(f"this net takes images of {self.image_size}, not {image_size}")
-        self.grid = (net.image_size // net.patch_size, net.image_size // net.patch_size)
+        require_size(image_size or self.image_size, self.image_size)
+        self.grid = patch_grid(self.image_size, pair(net.patch_size))
         self.channels = net.conv_proj.in_channels
-        last = net.heads[-1]
-        if not isinstance(last, nn.Linear):
-            raise CannotMask(net, "its head does not end in a linear layer with one output per class")
-        self.num_classes = last.out_features
+        self.num_classes = net.heads[-1].out_features
 
     @property
     def patch_embedding(self) -> nn.Module:

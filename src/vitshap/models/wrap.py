@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 from PIL import Image
 from torch import Tensor, nn
 
-from vitshap.models.anynet import AnyNet
+from vitshap.errors import did_you_mean
 from vitshap.models.base import Adapter, CannotMask, find_adapter, pair, unwrapped
+from vitshap.models.generic import GenericNetwork
 from vitshap.models.leaks import check_mask
 from vitshap.models.masked import MaskedModel, Output
 from vitshap.models.preprocess import Preprocess
@@ -50,10 +50,9 @@ def wrap(
         reference: for ``removal="random"``, the batch of images that patches are taken from.
         check: prove on random images that withheld patches have no influence, and refuse the net otherwise.
     """
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"wrap takes a torch module, got {type(net).__name__}")
-    if isinstance(net, MaskedModel):
-        raise TypeError("this net is wrapped already: wrap its .net to wrap it differently")
+    if not isinstance(net, nn.Module) or isinstance(net, MaskedModel):
+        hint = ": it is wrapped already; wrap its .net to wrap it differently" if isinstance(net, MaskedModel) else ""
+        raise TypeError(f"wrap takes a torch module, got {type(net).__name__}{hint}")
     _choose("removal", removal, REMOVALS)
     _choose("output", output, OUTPUTS)
     adapter = _adapter(net, removal, None if image_size is None else pair(image_size), players)
@@ -76,24 +75,22 @@ def wrap(
 
 def _adapter(net: nn.Module, removal: str, size: tuple[int, int] | None, players: PlayersLike) -> Adapter:
     inner = unwrapped(net)
+    if removal not in NEEDS_NO_MASK:
+        return find_adapter(inner, size)
     try:
         return find_adapter(inner, size)
     except CannotMask:
-        if removal not in NEEDS_NO_MASK:
-            raise
         grid = None
         if isinstance(players, Tensor):
             grid = pair(players.shape[-2:])
         elif isinstance(players, Players):
             grid = pair(players.grid)
-        return AnyNet(inner, size, grid)
+        return GenericNetwork(inner, size, grid)
 
 
 def _choose(name: str, given: str, known: Sequence[str]) -> None:
     if given not in known:
-        near = difflib.get_close_matches(str(given), known, n=1)
-        hint = f'; did you mean "{near[0]}"?' if near else ""
-        raise ValueError(f"{name} is one of {', '.join(known)}; got {given!r}{hint}")
+        raise ValueError(f"unknown {name} {given!r}{did_you_mean(str(given), known)}")
 
 
 def _link(output: str, adapter: Adapter) -> Output:
@@ -107,8 +104,6 @@ def _preprocess(given: Any, adapter: Adapter) -> Any:
         return adapter.preprocess()
     if hasattr(given, "image_mean") and hasattr(given, "size"):
         return Preprocess.from_image_processor(given, adapter.image_size)
-    if not callable(given):
-        raise TypeError(f"preprocess is a function from a PIL image to a tensor, got {type(given).__name__}")
     return given
 
 
@@ -121,8 +116,9 @@ def _names(given: Sequence[str] | None, adapter: Adapter) -> list[str] | None:
 
 
 def _reference(reference: Tensor | None, removal: str) -> Tensor | None:
-    if removal == "random" and reference is None:
-        raise ValueError('removal="random" needs reference=, a batch of images to take patches from')
-    if removal != "random" and reference is not None:
-        raise ValueError(f'reference= belongs to removal="random", not to "{removal}"')
+    if (removal == "random") != (reference is not None):
+        raise ValueError(
+            'removal="random" needs reference=, a batch of images to take patches from, and no other removal takes one; '
+            f'got removal="{removal}" with reference={"None" if reference is None else "given"}'
+        )
     return reference

@@ -5,14 +5,11 @@ behind, and are measured in inches before anything is placed, so that no text is
 are imported only when something is drawn.
 """
 
-from vitshap.plots.blend import colour_scale_png, colours_png, overlay_png
+from vitshap.plots.charts import CurvePoints, curves_figure, training_curves
 from vitshap.plots.colours import DEFAULT, UNIT_LABELS, Base, Look, Style, common_limit, symmetric_limit
-from vitshap.plots.curves import CurvePoints, curves_figure
-from vitshap.plots.files import FORMATS, SOFTWARE, save
-from vitshap.plots.grid import method_grid
-from vitshap.plots.maps import class_row, heatmap
-from vitshap.plots.pictures import Box, Picture, as_pixels, thumbnail
-from vitshap.plots.training import training_curves
+from vitshap.plots.figures import FORMATS, SOFTWARE, save
+from vitshap.plots.maps import class_row, heatmap, method_grid
+from vitshap.plots.pictures import Box, Picture, as_pixels, colour_scale_png, colours_png, overlay_png, thumbnail
 
 __all__ = [
     "DEFAULT",

@@ -57,12 +57,9 @@ class Look:
     """Opacity of the largest values."""
 
     def __post_init__(self) -> None:
-        if self.style not in get_args(Style):
-            raise ValueError(f'style is "default" or "paper", got {self.style!r}')
-        if self.base is not None and self.base not in get_args(Base):
-            raise ValueError(f'base is "grey" or "photo", got {self.base!r}')
-        if self.overlay_alpha is not None and not 0 <= self.overlay_alpha <= 1:
-            raise ValueError(f"overlay_alpha is between 0 and 1, got {self.overlay_alpha}")
+        if self.style not in get_args(Style) or self.base not in (None, *get_args(Base)):
+            known = 'style is "default" or "paper", base "grey" or "photo"'
+            raise ValueError(f"{known}; got style={self.style!r}, base={self.base!r}")
         if isinstance(self.cmap, str):
             _named(self.cmap)
 
@@ -105,10 +102,11 @@ DEFAULT = Look()
 def _named(name: str | Colormap) -> Colormap:
     """A colour map by its name; seaborn's are known too."""
     import matplotlib
-    import seaborn  # noqa: F401 (registers icefire)
 
     if not isinstance(name, str):
         return name
+    if name not in matplotlib.colormaps:
+        import seaborn  # noqa: F401 (registers icefire)
     if name not in matplotlib.colormaps:
         raise ValueError(f"matplotlib has no colour map {name!r}; one with a neutral middle is 'coolwarm'")
     return matplotlib.colormaps[name]
@@ -119,8 +117,6 @@ def opacities(heat: NDArray[np.float64], stderr: NDArray[np.floating] | None) ->
     if stderr is None:
         return None
     errors = np.asarray(stderr, dtype=np.float64)
-    if errors.shape != heat.shape:
-        raise ValueError(f"standard errors {list(errors.shape)} do not fit the map {list(heat.shape)}")
     doubtful = np.nan_to_num(np.abs(heat)) <= Z * np.nan_to_num(errors)
     return np.where(doubtful & (np.nan_to_num(errors) > 0), UNCERTAIN, 1.0)
 

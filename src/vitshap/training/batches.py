@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitshap.data import Augmentation, Batch, CachedPixels, PixelSource, centre, normalised, open_pixels
-from vitshap.data.items import kept_size, require_unit_range
+from vitshap.data.decode import kept_size, require_unit_range
 from vitshap.models import MaskedModel, Preprocess
 from vitshap.training import processes
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from vitshap import files
-from vitshap.counter import shuffled
+from vitshap.counter_rng import shuffled
 from vitshap.errors import CommandError
 from vitshap.training import checkpoints, processes
 from vitshap.training.configs import LoopConfig, number

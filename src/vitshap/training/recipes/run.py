@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from vitshap import files
 from vitshap.data import ImageData, PixelSource, Splits, load_data, open_pixels, require_a_batch
-from vitshap.data.items import Unreadable
+from vitshap.data.decode import Unreadable
 from vitshap.devices import resolve_device
 from vitshap.explainers import Explainer
 from vitshap.files import LOCK, locked_folder

@@ -36,7 +36,7 @@ from vitshap.data import (
     open_pixels,
     sample_coalitions,
 )
-from vitshap.data.items import Unreadable
+from vitshap.data.decode import Unreadable
 from vitshap.data.pixels import free_bytes
 from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel

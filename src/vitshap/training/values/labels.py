@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from vitshap.coalitions import CoalitionLaw, Coalitions
-from vitshap.explainers.sizes import size_bumps
+from vitshap.explainers.network import size_bumps
 
 NEARBY = 0.3
 """Bandwidth of the local mean over sizes: a standard deviation in half log-odds of the size."""

@@ -1,0 +1,1 @@
+"""Experiments: how good explainers and estimates are, reported as tables."""

@@ -1,0 +1,172 @@
+"""Measure how many evaluations and seconds an image takes until its Shapley values have converged.
+
+Three measures, over the same images: the evaluations until the error falls below a share of the range (the paper's rule),
+the agreement of two halves of the evaluations (reliability), and the correlation of a budget's values with a reference of
+very many evaluations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from vitshap.coalitions import Coalitions
+from vitshap.estimators.estimate import Estimator, correlation, split_half
+from vitshap.estimators.kernel import kernelshap, kernelshap_original
+from vitshap.estimators.permutation import permutation
+from vitshap.experiments.tables import Column, Table
+from vitshap.game import Game
+from vitshap.models import MaskedModel
+from vitshap.models.load import ModelSpec, load_model
+
+ESTIMATORS: dict[str, Estimator] = {
+    "kernelshap": kernelshap,
+    "kernelshap, balanced": partial(kernelshap, sampling="balanced"),
+    "kernelshap-original": kernelshap_original,
+    "permutation": permutation,
+}
+
+
+BUDGET_COLUMNS = (
+    Column("estimator"),
+    Column("budget", ",.0f", "evaluations/image"),
+    Column("seconds", ".3f", "s/image", title="time"),
+    Column("reliability", ".4f"),
+    Column("reliability_other", ".4f"),
+    Column("correlation", ".4f"),
+    Column("correlation_other", ".4f"),
+)
+_NOTE = "other: mean over the classes that are not predicted. correlation: with the reference"
+
+
+class Start(Protocol):
+    """Called with what is measured next, and with its evaluations where they are known."""
+
+    def __call__(self, title: str, evaluations: int | None = None, /) -> object: ...
+
+
+def load(
+    name: str, weights: Path, classes: Sequence[int], data: Path, count: int, device: torch.device
+) -> tuple[MaskedModel, Tensor]:
+    """Load a timm model, keeping the given rows of its head, and the first images of a folder; half precision on a GPU."""
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    spec = ModelSpec(name, weights=str(weights), head_rows=tuple(classes) or None, option="--{}")
+    model = load_model(spec).to(device, dtype).eval()
+    paths = sorted(path for path in data.rglob("*") if path.suffix.lower() in (".jpeg", ".jpg", ".png"))[:count]
+    if not paths:
+        raise ValueError(f"{data} holds no image (.jpeg, .jpg, .png)")
+    return model, model.prepare(paths).pixels
+
+
+def watched(game: Game, add: Callable[[int], object]) -> Game:
+    """Return the same game, evaluated in parts that take seconds at most; ``add`` is called with the size of each part."""
+    part = 4096 if game.device.type == "cuda" else 128
+
+    def value(coalitions: Coalitions) -> Tensor:
+        values = []
+        for some in coalitions.split(part, dim=1):  # type: ignore[no-untyped-call]
+            values.append(game(some))
+            add(some.shape[1])
+        return torch.cat(values, dim=1)
+
+    return Game(
+        value,
+        num_players=game.num_players,
+        num_outputs=game.num_outputs,
+        batch_size=game.batch_size,
+        device=game.device,
+        player_mask=game.player_mask,
+    )
+
+
+def measure_budgets(
+    game_of: Callable[[slice], Game],
+    images: int,
+    budgets: Sequence[int],
+    *,
+    reference: int,
+    estimators: Sequence[str] = tuple(ESTIMATORS),
+    finished: Callable[[Table], object] = lambda table: None,
+    start: Start = lambda title, evaluations=None: None,
+    seed: int = 0,
+) -> Table:
+    """Measure reliability and correlation of estimators and budgets with a reference of ``reference`` evaluations.
+
+    The reference allocates its evaluations beforehand (``sampling="balanced"``), so that it shares only the regression
+    with the default. ``finished`` is called with the table after every row, ``start`` with what is measured next and its
+    evaluations. A budget that is too small for an estimator is left out, which is reported to ``start``.
+    """
+    everyone = slice(0, images)
+    start(f"reference, {images} images, evaluations of each", reference)
+    truth = kernelshap(game_of(everyone), budget=reference, sampling="balanced", seed=seed + 10**6)
+    target = truth.full_values.argmax(1)
+    table = Table(f"{images} images, reference of {reference:,} evaluations each", BUDGET_COLUMNS, notes=[_NOTE])
+    for name in estimators:
+        estimator = ESTIMATORS[name]
+        for budget in budgets:
+            start(f"{name}, budget {budget:,}, and again in two halves, evaluations", 2 * budget)
+            started = _now()
+            try:
+                estimate = estimator(game_of(everyone), budget=budget, seed=seed)
+                seconds = (_now() - started) / images
+                _, halves = split_half(estimator, game_of(everyone), budget=budget, seed=seed + 1)
+            except ValueError as error:
+                start(f"{name}, budget {budget:,}, is left out: {error}")
+                continue
+            agreement = correlation(estimate.values, truth.values)
+            row = {"reliability": _by_target(halves, target), "correlation": _by_target(agreement, target)}
+            means = {
+                f"{key}{end}": one for key, both in row.items() for end, one in zip(("", "_other"), both, strict=True)
+            }
+            table.add(estimator=name, budget=budget, seconds=seconds, **means)
+            finished(table)
+    return table
+
+
+def measure_threshold(
+    game_of: Callable[[slice], Game],
+    images: int,
+    threshold: float,
+    *,
+    budget: int,
+    start: Start = lambda title, evaluations=None: None,
+) -> Table:
+    """Measure evaluations and seconds until every class has converged, image by image.
+
+    ``start`` is called with what is measured next.
+    """
+    columns = (
+        Column("image", ".0f"),
+        Column("evaluations", ",.0f"),
+        Column("seconds", ".2f", "s"),
+        Column("converged"),
+    )
+    table = Table(f"until error/range < {threshold:g} for every class", columns)
+    first = game_of(slice(0, 1))
+    kernelshap(first, budget=1024 if first.device.type == "cuda" else 64)  # warm up
+    for i in range(images):
+        start(f"image {i + 1} of {images} until error/range < {threshold:g}, evaluations")
+        started = _now()
+        estimate = kernelshap(game_of(slice(i, i + 1)), budget=budget, threshold=threshold)
+        seconds = _now() - started
+        converged = bool(estimate.converged.all())
+        table.add(image=i + 1, evaluations=estimate.evaluations, seconds=seconds, converged=converged)
+    return table
+
+
+def _by_target(per_class: Tensor, target: Tensor) -> tuple[float, float]:
+    """Return the means over images ``[B, K]`` of the target class and of the others."""
+    own = torch.zeros_like(per_class, dtype=torch.bool).scatter(1, target[:, None], True)
+    return float(per_class[own].mean()), float(per_class[~own].mean())
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()

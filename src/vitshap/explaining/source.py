@@ -1,0 +1,205 @@
+"""What explains: a stored explainer, or any model with a method that evaluates it on many coalitions of patches."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitshap._version import __version__
+from vitshap.explainers import Explainer, bundle
+from vitshap.explainers.card import measured
+from vitshap.explaining.budget import LADDER
+from vitshap.explaining.entries import Summary
+from vitshap.explaining.text import percent
+from vitshap.explanation import Explanation
+from vitshap.methods import MethodLike, SamplingMethod, method
+from vitshap.methods.registry import METHODS
+from vitshap.models import MaskedModel
+from vitshap.models.base import unwrapped
+from vitshap.models.load import ModelSpec, load_with_warnings
+from vitshap.players import resolve
+
+CONFIDENCE_THRESHOLD = 0.5
+"""Confidence is low if the largest probability is below this, unless the bundle holds a measured threshold."""
+NOT_FINE_TUNED = (
+    "this model was not fine-tuned with withheld patches: its output for them, and so the values, may be unreliable"
+)
+RANDOM_VALUES = (
+    "the method random explains nothing: its values are random numbers, a baseline that other methods are compared with"
+)
+EXPLAINER, RANDOM, DEFAULT_METHOD = Explainer.name, "random", "kernelshap"
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What explains the images, and what users should know about it."""
+
+    model: MaskedModel
+    method: MethodLike
+    name: str
+    """The bundle or the model, in words."""
+    warnings: tuple[str, ...] = ()
+    confidence_threshold: float | None = None
+    """Confidence is low if the largest probability is below this; None: never."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def low_confidence(self, explanation: Explanation) -> str | None:
+        """Return the warning for one image if the model's largest probability is below the threshold."""
+        best = float(explanation.prediction.max())
+        if self.confidence_threshold is None or best >= self.confidence_threshold:
+            return None
+        count, threshold = self.model.num_classes, percent(self.confidence_threshold)
+        return f"low confidence: best of {count} classes {percent(best, 1)} (threshold {threshold})"
+
+    @property
+    def budget(self) -> int | None:
+        """Evaluations per image; None if the method does not sample."""
+        return self.method.budget if isinstance(self.method, SamplingMethod) else None
+
+    def with_budget(self, budget: int) -> Source:
+        """Return the same source with this many evaluations per image; its method must sample."""
+        assert isinstance(self.method, SamplingMethod)
+        return replace(self, method=self.method.with_budget(budget))
+
+    def with_progress(self, progress: Callable[[Any], None]) -> Source:
+        """Return the same source, which calls ``progress`` with every partial estimate if its method samples."""
+        if not isinstance(self.method, SamplingMethod):
+            return self
+        return replace(self, method=self.method.with_progress(progress))
+
+    def summary(self, settings: Mapping[str, str]) -> Summary:
+        """Return the facts for the head of a report."""
+        names = self.model.class_names
+        return Summary(
+            source=self.name,
+            method=self.method.name,
+            outputs=self.model.unit,
+            num_classes=self.model.num_classes,
+            class_names=None if names is None else tuple(names),
+            settings={**self.settings, **settings},
+            versions=_versions(self.model),
+            warnings=self.warnings,
+        )
+
+
+def open_bundle(
+    name: str | None = None,
+    /,
+    *,
+    method_name: str | None = None,
+    budget: int | None = None,
+    players: int | None = None,
+    classifier: MaskedModel | None = None,
+    device: str | torch.device = "cpu",
+) -> Source:
+    """Load a stored explainer by name or folder (default: the first one shipped), or its surrogate with another method."""
+    known = bundle.shipped()
+    if name is None and not known:
+        raise ValueError(
+            "no explainer is shipped with this installation: name one with --bundle FOLDER, or explain any model with "
+            "--model NAME (of timm, or a hub id or folder of transformers)"
+        )
+    name = known[0] if name is None else name
+    method_name = method_name or EXPLAINER
+    METHODS.load(method_name)  # an unknown name is an error before the bundle is loaded
+    config = bundle.read(name)
+    explainer = bundle.load(name, classifier=classifier, device=device)
+    _require_preprocess(explainer.surrogate, f"the bundle {name}")
+    quality = config.get("quality") or {}
+    stored = config["surrogate"]["net"]
+    source = Source(
+        explainer.surrogate,
+        explainer,
+        f"bundle {name}: {stored['name']} of {stored['library']}",
+        confidence_threshold=_threshold(quality, explainer.surrogate),
+        settings={f"measured: {what}": value for what, value in measured(quality)},
+    )
+    if method_name == EXPLAINER:
+        if budget is not None or players is not None:
+            option = "--players" if budget is None else "--budget"
+            raise ValueError(
+                f"{option} belongs to other methods, such as --method kernelshap: an explainer needs no budget, and has "
+                "the players that it was trained for"
+            )
+        return source
+    chosen = _method(method_name, explainer.surrogate, budget, players, prediction_by="surrogate")
+    return replace(source, method=chosen, settings={}, warnings=_about(method_name))  # measured was the explainer
+
+
+def open_model(
+    name: str,
+    /,
+    *,
+    weights: str | None = None,
+    method_name: str | None = None,
+    budget: int | None = None,
+    players: int | None = None,
+    device: str | torch.device = "cpu",
+) -> Source:
+    """Load any model of timm (``weights``: a safetensors file) or transformers, with a registered method."""
+    method_name = method_name or DEFAULT_METHOD
+    if method_name == EXPLAINER:
+        raise ValueError("--method explainer needs a stored explainer: give --bundle too, or another method")
+    METHODS.load(method_name)
+    model, messages = load_with_warnings(ModelSpec(name, weights=weights, option="--{}"))
+    _require_preprocess(model, f"the model {name}")
+    model.to(device)
+    given = "" if weights is None else f", weights {Path(weights).name}"
+    return Source(
+        model,
+        _method(method_name, model, budget, players),
+        f"model {name}{given}",
+        warnings=(*_about(method_name), NOT_FINE_TUNED, *messages),
+    )
+
+
+def _about(method_name: str) -> tuple[str, ...]:
+    return (RANDOM_VALUES,) if method_name == RANDOM else ()
+
+
+def _method(name: str, model: MaskedModel, budget: int | None, players: int | None, **options: Any) -> MethodLike:
+    if players is not None:
+        if resolve(players, model.grid).num_players < 2:
+            raise ValueError(f"--players {players} makes one player of all patches: give a smaller side")
+        options["players"] = players
+    if budget is not None:
+        options["budget"] = budget
+    try:
+        made = method(name, model, **options)
+    except TypeError as error:  # an option that this method does not have
+        raise ValueError(str(error)) from error
+    return made.with_budget(LADDER[0]) if isinstance(made, SamplingMethod) and budget is None else made
+
+
+def _threshold(quality: Mapping[str, Any], model: MaskedModel) -> float | None:
+    """Return the measured threshold, or the default; None for outputs that are not probabilities of several classes."""
+    if model.unit != "probability" or model.num_classes == 1:
+        return None
+    threshold = quality.get("unknown_threshold", CONFIDENCE_THRESHOLD)
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
+        raise ValueError(f"the bundle's unknown_threshold must be a probability, got {threshold!r}")
+    return float(threshold)
+
+
+def _require_preprocess(model: MaskedModel, what: str) -> None:
+    if model.preprocess is None:
+        raise ValueError(
+            f"{what} does not say how to prepare photos: use it from Python, with wrap(net, preprocess=...)"
+        )
+
+
+def _versions(model: MaskedModel) -> dict[str, str]:
+    library = type(unwrapped(model.net)).__module__.partition(".")[0]
+    found = {"vitshap": __version__, "Python": platform.python_version()}
+    for name in sorted({"torch", "transformers", library}):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # a network of the user's own module
+            continue
+    return found

@@ -1,0 +1,223 @@
+"""Numbers and sentences about an explanation, shared by the report and the terminal."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from vitshap.estimators.estimate import reliability_from_errors
+from vitshap.explaining.entries import Explained, patches
+from vitshap.explanation import Explanation
+from vitshap.plots.colours import Z
+
+WEAK = 0.05
+"""A map is called weak if its largest value is below this share of the strongest map's."""
+HALF = 0.5
+"""Share of the positive values that the headline's patches make up."""
+SMALL = 2.0
+"""A photo is called too small if the side of a patch is below this many of its pixels."""
+NOISY = 0.5
+"""A sampled map is called mostly noise below this reliability: then less than half of the variance between patches is
+signal, and its expected correlation with the converged map is below 0.71, the square root of that."""
+_QUANTITY = {"probability": "probability", "logit": "logit", "output": "output"}
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """Return a share as a percentage."""
+    return f"{100 * share:.{digits}f} %"
+
+
+def output_text(value: float, outputs: Literal["probability", "output"]) -> str:
+    """Return the model's output for a class: a percentage, or a number."""
+    if outputs == "output":
+        return f"{value:.4g}"
+    if 0 < value < 0.0005:
+        return "<0.1 %"
+    return ">99.9 %" if 0.9995 <= value < 1 else percent(value, 1)
+
+
+def plain(value: float) -> str:
+    """Return a number with three digits."""
+    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.3g}"
+    return text.removesuffix(".")
+
+
+def size_text(value: float, unit: str) -> str:
+    """Return the magnitude of a value; of a probability in percentage points, to a tenth of a point if it is that large."""
+    if unit != "probability":
+        return plain(abs(value))
+    points = abs(100 * value)
+    return f"{points:.1f}" if points >= 0.1 or points == 0 else f"{points:.1g}"
+
+
+def value_text(value: float, unit: str) -> str:
+    """Return a value with its sign; of a probability in percentage points."""
+    return ("+" if value > 0 else "\N{MINUS SIGN}") + size_text(value, unit) if value else "0"
+
+
+def with_unit(text: str, unit: str) -> str:
+    """Return the text of a value with its unit, if it has one."""
+    return f"{text} points" if unit == "probability" else text
+
+
+def headline(entry: Explained, outputs: Literal["probability", "output"]) -> str:
+    """Return the prediction and where in the photo it comes from, in everyday words."""
+    predicted, value = entry.predicted(1)[0]
+    name, output = entry.label(predicted), output_text(value, outputs)
+    text = f"The model predicts {name} ({output})." if outputs == "probability" else f"The model's output is {output}."
+    if outputs == "output" and len(entry.explanation.prediction[0]) > 1:
+        text = f"The model's largest output is {output}, for {name}."
+    main = entry.main
+    if main != predicted:
+        asked = output_text(float(entry.explanation.prediction[0, main]), outputs)
+        text += f" The map is for {entry.label(main)} ({asked}), as requested."
+    return f"{text} {_support(entry, main)}"
+
+
+def _support(entry: Explained, index: int) -> str:
+    """Return which patches make up half of the support for a class, and where most of them are."""
+    explanation = entry.explanation
+    values = explanation.values[0, :, entry.classes.index(index)].double()
+    total = float(values.clamp(min=0).sum())
+    if total <= 0:
+        return f"No patch of the photo supports {entry.label(index)}."
+    ordered = values.clamp(min=0).sort(descending=True).values.cumsum(0)
+    count = int((ordered < HALF * total).sum()) + 1
+    key = patches(entry, count, index)
+    places: dict[str, float] = {}
+    for patch in key:
+        places[patch.place] = places.get(patch.place, 0.0) + patch.value
+    single = explanation.values.shape[1] == explanation.players[0].numel()
+    parts = f"{count} of {_existing(explanation)} {'patches' if single else 'groups of patches'}"
+    half = f"{parts} {'makes' if count == 1 else 'make'} up half of the support for {entry.label(index)}"
+    if explanation.unit == "probability":
+        half += f", {value_text(float(sum(patch.value for patch in key)), 'probability')} percentage points"
+    uncertain_patches = sum(patch.stderr is not None and patch.value <= Z * patch.stderr for patch in key)
+    reliable = reliability(entry, index)
+    caution = ""
+    if reliable is not None and reliable < NOISY:
+        caution = f" But this map is mostly noise: its estimated reliability is {reliable:.2f}."
+    elif 2 * uncertain_patches >= count:
+        interval = f"the 95 % interval of {uncertain_patches} of these {count} includes zero"
+        caution = f" Most of this is uncertain: {interval}."
+    return f"{_looks_at(places, ' of its crop' if entry.zoomed else '')}: {half}.{caution}"
+
+
+def _looks_at(places: dict[str, float], where: str) -> str:
+    """Return the one or two parts of the photo that hold more than half of the values in ``places``."""
+    strongest = sorted(places, key=lambda place: -places[place])[:2]
+    most = HALF * sum(places.values()) * (1 + 1e-6)
+    if places[strongest[0]] > most:
+        return f"It mostly looks at the {strongest[0]}{where}"
+    if sum(places[place] for place in strongest) > most:
+        return f"It mostly looks at the {strongest[0]} and the {strongest[1]}{where}"
+    return "It looks at many places"
+
+
+def _existing(explanation: Explanation) -> int:
+    return explanation.values.shape[1] if explanation.player_mask is None else int(explanation.player_mask[0].sum())
+
+
+def hints(entry: Explained) -> list[str]:
+    """Return what is unusual about the photo's size and shape, and what to do about it."""
+    found = []
+    (left, top, right, bottom), (rows, columns) = entry.box, entry.explanation.grid
+    width, height = entry.size
+    side = min((right - left) / columns, (bottom - top) / rows)
+    if side < SMALL:
+        found.append(
+            f"the photo is very small, {width} \N{MULTIPLICATION SIGN} {height} pixels for {columns} "
+            f"\N{MULTIPLICATION SIGN} {rows} patches: it was enlarged, and a patch is {side:.1g} pixels wide. Use a larger "
+            "photo if there is one"
+        )
+    if entry.zoomed:
+        share = percent(entry.seen) if entry.seen >= 0.01 else "less than 1 %"
+        found.append(
+            f"the model sees only {share} of this photo (x {max(round(left), 0)} to "
+            f"{min(round(right), width)}, y {max(round(top), 0)} to {min(round(bottom), height)}); nothing else had an "
+            "influence. To explain another part, crop the photo to that part"
+        )
+    return found
+
+
+def meaning(explanation: Explanation) -> str:
+    """Return what a value means, in one sentence."""
+    if explanation.unit == "score":
+        return (
+            "A patch's score ranks it: patches with higher scores mattered more to the prediction. Scores have no unit and "
+            "do not add up to the prediction."
+        )
+    quantity = _QUANTITY[explanation.unit]
+    if not explanation.additive:
+        return (
+            f"A patch's value is the change in the class's {quantity} that {explanation.method} attributes to it: positive "
+            "values support the class, negative ones count against it. They do not add up to the prediction."
+        )
+    return (
+        f"A patch's value is how much seeing that patch raises (or, if negative, lowers) the class's {quantity}, averaged "
+        "over all orders in which patches could be revealed. The values of all patches add up to the difference between "
+        f"the {quantity} with all patches and with none."
+    )
+
+
+def accuracy(entry: Explained, index: int) -> str | None:
+    """Return how accurate the values for a class are; None if the method does not estimate that."""
+    explanation = entry.explanation
+    if explanation.stderr is None:
+        return None
+    column = entry.classes.index(index)
+    values, errors = explanation.values[0, :, column], explanation.stderr[0, :, column]
+    largest, spread = float(errors.max()), float(values.max() - values.min())
+    if largest == 0:
+        return "exact"
+    share = f", {percent(largest / spread)} of the values' range" if spread > 0 else ""
+    reliable = reliability(entry, index)
+    estimated = "" if reliable is None else f"; estimated reliability {reliability_text(reliable)}"
+    return f"standard error up to {with_unit(size_text(largest, explanation.unit), explanation.unit)}{share}{estimated}"
+
+
+def uncertain(entry: Explained, index: int) -> str | None:
+    """Return how many patches are drawn paler because their 95 % interval includes zero."""
+    explanation = entry.explanation
+    if explanation.stderr is None:
+        return None
+    column = entry.classes.index(index)
+    values, errors = explanation.values[0, :, column], explanation.stderr[0, :, column]
+    pale = int(((values.abs() <= Z * errors) & (errors > 0)).sum())
+    if pale == 0:
+        return None
+    return f"paler: the {pale} of {_existing(explanation)} patches whose 95 % interval includes zero"
+
+
+def reliability(entry: Explained, index: int) -> float | None:
+    """Return the estimated share of the variance between patches that is not sampling error, 0 to 1; None if unknown."""
+    if entry.explanation.stderr is None:
+        return None
+    return max(0.0, float(reliability_from_errors(entry.explanation)[0, entry.classes.index(index)]))
+
+
+def reliability_text(value: float) -> str:
+    """Return a reliability, with a remark if it is low."""
+    return f"{value:.2f} (mostly noise)" if value < NOISY else f"{value:.2f}"
+
+
+def convergence(explanation: Explanation) -> str | None:
+    """Return whether the requested accuracy was reached; None if none was requested."""
+    if explanation.converged is None:
+        return None
+    return "the requested accuracy was reached" if bool(explanation.converged[0]) else "NOT as accurate as requested"
+
+
+def weak(entry: Explained, index: int) -> str | None:
+    """Return a remark about a map that looks strong only on its own scale."""
+    sizes = entry.explanation.values[0].abs().amax(0)  # [T]
+    own, strongest = float(sizes[entry.classes.index(index)]), float(sizes.max())
+    if own >= WEAK * strongest or strongest == 0:
+        return None
+    return f"weak: at most 1/{strongest / own:.0f} of the strongest map" if own > 0 else "all values are zero"
+
+
+def common_limit(explanation: Explanation) -> float:
+    """Return the largest magnitude in the maps of an image: the common scale of all of them."""
+    return float(torch.nan_to_num(explanation.values[0]).abs().max()) or 1.0

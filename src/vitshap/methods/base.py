@@ -1,0 +1,255 @@
+"""What all methods share: the base classes, and how an ``Explanation`` is made from computed values.
+
+A method made for a model is called ``m(images, target=None)`` and returns an ``Explanation``. Reading the target, timing,
+counting evaluations and assembling the result are done here, once; a subclass only computes values:
+
+- ``Method``: from a game, in ``compute(game, pixels, targets)``
+- ``SamplingMethod``: the same, with a budget of evaluations
+- ``TokenMethod``: from the network itself, in ``score_tokens(pixels, targets)``
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from vitshap.explanation import CaptumTarget, Explanation, InputShaped, PredictionBy, Unit
+from vitshap.game import Game
+from vitshap.methods.targets import Target, resolve_target
+from vitshap.models.base import Adapter
+from vitshap.players import Players, PlayersLike
+
+
+class PreparedImages(Protocol):
+    """Images as the net takes them, and where they lie in the originals."""
+
+    @property
+    def pixels(self) -> Tensor: ...  # [B, C, H, W]
+    @property
+    def boxes(self) -> Tensor | None: ...  # float [B, 4]
+
+
+class ExplainableModel(Protocol):
+    """What a method needs of a model; a wrapped network (``MaskedModel``) has it. Its games say who their players are."""
+
+    @property
+    def adapter(self) -> Adapter: ...  # the network's modules: for methods that read its tokens or attention
+    @property
+    def class_names(self) -> Sequence[str] | None: ...
+    @property
+    def num_classes(self) -> int: ...
+    @property
+    def unit(self) -> Literal["probability", "output"]: ...
+    def prepare(self, images: Any, /) -> PreparedImages: ...
+    def game(self, images: Any, /, *, players: PlayersLike | None = None) -> Game: ...
+
+
+class MethodLike(Protocol):
+    """What ``vitshap.method`` returns: a ``Method``, or an ``Explainer``."""
+
+    name: ClassVar[str]
+    samples: ClassVar[bool]
+    """Whether it is a ``SamplingMethod``: its accuracy depends on a budget of evaluations."""
+
+    def __call__(self, images: Any, /, target: Target = None) -> Explanation: ...
+    def attribute(self, inputs: Tensor, target: CaptumTarget = None) -> Tensor: ...
+
+
+class Attribution(NamedTuple):
+    """What a method computes: ``values`` (and ``stderr``, if it knows it) ``[B, d, T]``."""
+
+    values: Tensor
+    stderr: Tensor | None = None
+    converged: Tensor | None = None
+    """Whether the asked accuracy was reached, bool ``[B]``; None where none was asked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Method(InputShaped, ABC):
+    """A method made for a model. Subclasses are frozen dataclasses whose fields are the method's options."""
+
+    model: ExplainableModel
+    _: KW_ONLY
+    players: PlayersLike | None = None
+    """Who plays; None: as the model was wrapped."""
+    prediction_by: PredictionBy | None = None
+    """What kind of net the model is; None: a surrogate if it says that it stands for a classifier."""
+
+    name: ClassVar[str]
+    samples: ClassVar[bool] = False
+    additive: ClassVar[bool] = False
+    unit: ClassVar[Unit | None] = None
+    """None: the unit of the model's output."""
+    class_specific: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Raise ``TypeError`` if the model is not wrapped."""
+        if hasattr(self.model, "game") and hasattr(self.model, "prepare"):
+            return
+        advice = "give explainer.surrogate" if hasattr(self.model, "surrogate") else "wrap it first, vitshap.wrap(net)"
+        raise TypeError(f"{self.name} needs a wrapped network, got {type(self.model).__name__}: {advice}")
+
+    @property
+    def forward_func(self) -> ExplainableModel:
+        """The model, as captum asks for it."""
+        return self.model
+
+    def game(self, pixels: Tensor, /) -> Game:
+        """The game that is asked about prepared images."""
+        return self.model.game(pixels, players=self.players)
+
+    @abstractmethod
+    def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
+        """Values of the game's players for ``targets`` (classes, int64 ``[B, T]`` on the game's device)."""
+
+    def __call__(self, images: Any, /, target: Target = None) -> Explanation:
+        """Explain images: a tensor as the net takes it, or PIL images or paths.
+
+        ``seconds`` run from prepared images to values: reading files is no part of a method.
+        """
+        prepared = self.model.prepare(images)
+        start = _now(prepared.pixels.device)
+        game = self.game(prepared.pixels)
+        targets = resolve_target(target, game.grand, self.model.class_names)
+        attribution = self.compute(game, prepared.pixels, targets)
+        if self.additive:
+            _ = game.null  # base_values are part of the answer: their time counts
+        return explain_game(
+            game,
+            attribution,
+            targets,
+            method=self.name,
+            additive=self.additive,
+            unit=self.model.unit if self.unit is None else self.unit,
+            class_specific=self.class_specific,
+            prediction_by=self.prediction_by or _kind(self.model),
+            class_names=self.model.class_names,
+            boxes=prepared.boxes,
+            seconds=(_now(prepared.pixels.device) - start) / game.batch_size,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SamplingMethod(Method):
+    """A method whose accuracy grows with the number of coalitions that it evaluates."""
+
+    budget: int = 4096
+    """Evaluations per image, the empty and the full coalition included; never exceeded."""
+    seed: int = 0
+    progress: Callable[[Any], object] | None = None
+    """Called with every partial estimate; see ``vitshap.estimators.estimate.progress_bar``."""
+
+    samples: ClassVar[bool] = True
+
+    def with_budget(self, budget: int, /) -> Self:
+        """Return the same method with this many evaluations per image."""
+        return replace(self, budget=budget)
+
+    def with_progress(self, progress: Callable[[Any], object], /) -> Self:
+        """Return the same method calling ``progress`` with every partial estimate."""
+        return replace(self, progress=progress)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenMethod(Method):
+    """A method that scores the tokens of the network's grid; the score of a player is the sum over its tokens."""
+
+    unit: ClassVar[Unit | None] = "score"
+
+    @abstractmethod
+    def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> Tensor:
+        """Return a score of every patch token for ``targets`` (classes, int64 ``[B, T]``): ``[B, N, T]``."""
+
+    def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
+        """Sum the token scores into players; the game is not evaluated."""
+        return Attribution(players_of(game).sum_tokens(self.score_tokens(pixels, targets)))
+
+
+def _kind(model: ExplainableModel) -> PredictionBy:
+    return "classifier" if getattr(model, "classifier_fingerprint", None) is None else "surrogate"
+
+
+def explain_game(
+    game: Game,
+    attribution: Attribution,
+    targets: Tensor,
+    /,
+    *,
+    method: str,
+    additive: bool,
+    unit: Unit,
+    seconds: float,
+    class_specific: bool = True,
+    prediction_by: PredictionBy = "classifier",
+    class_names: Sequence[str] | None = None,
+    boxes: Tensor | None = None,
+) -> Explanation:
+    """The explanation made of a game and of the values computed for ``targets`` (int64 ``[B, T]``).
+
+    Values of players that an image lacks are set to 0.
+    """
+    players = players_of(game)
+    mask = players.player_mask.expand(game.batch_size, -1).cpu()
+    absent = ~mask[..., None]
+    stderr = attribution.stderr
+    targets = targets.cpu()
+    return Explanation(
+        values=_result(attribution.values).masked_fill(absent, 0),
+        stderr=None if stderr is None else _result(stderr).masked_fill(absent, 0),
+        converged=None if attribution.converged is None else attribution.converged.cpu(),
+        classes=targets,
+        additive=additive,
+        base_values=_result(game.null).gather(1, targets) if additive else None,
+        full_values=_result(game.grand).gather(1, targets) if additive else None,
+        unit=unit,
+        prediction=_result(game.grand),
+        prediction_by=prediction_by,
+        players=players.labels.cpu(),
+        player_mask=None if bool(mask.all()) else mask,
+        image_box=None if boxes is None else _result(boxes),
+        method=method,
+        seconds=seconds,
+        evaluations=game.evaluations,
+        class_names=None if class_names is None else tuple(class_names),
+        class_specific=class_specific,
+    )
+
+
+def players_of(game: Game) -> Players:
+    """Return the players of an image's game."""
+    if game.players is None:
+        raise TypeError("the game must say who plays: it needs an attribute players, of vitshap.players.Players")
+    return game.players
+
+
+def take_classes(values: Tensor, targets: Tensor) -> Tensor:
+    """Of values for all classes ``[B, d, K]`` those for ``targets`` (int64 ``[B, T]``): ``[B, d, T]``."""
+    return values.gather(2, targets[:, None, :].expand(-1, values.shape[1], -1))
+
+
+def image_generators(pixels: Tensor, seed: int) -> list[torch.Generator]:
+    """A CPU random generator per image, from its pixels and ``seed``.
+
+    So chance treats an image alike in any batch and order, and different images independently.
+    """
+    key = str(int(seed)).encode()
+    bytes_of = (image.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() for image in pixels)
+    digests = (hashlib.blake2b(raw, digest_size=7, key=key).digest() for raw in bytes_of)
+    return [torch.Generator().manual_seed(int.from_bytes(digest, "big")) for digest in digests]
+
+
+def _result(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(device="cpu", dtype=torch.float32)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,70 @@
+"""The Hugging Face hub: whether it can be reached, and what is fetched from it."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from vitshap.errors import first_line
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_SECONDS = 3.0
+"""Time that the hub has to answer before only files on this machine are used; its own client tries for a minute."""
+
+
+@contextmanager
+def reachable_hub(name: str | None) -> Iterator[None]:
+    """Within, a hub that cannot be reached is not tried again and again: only files on this machine are used.
+
+    ``name`` is what may have to be fetched, None for nothing. Behind a proxy it is unknown whether the hub answers: then
+    nothing is changed.
+    """
+    from huggingface_hub import constants
+
+    local = name is None or Path(os.path.expanduser(name)).exists()
+    if local or constants.HF_HUB_OFFLINE or urllib.request.getproxies() or _answers(constants.ENDPOINT):
+        yield
+        return
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = False
+
+
+def fetch(name: str, files: Sequence[str]) -> Path:
+    """Return the folder with these files of a repository of the hub; any error of the hub's client may be raised."""
+    from huggingface_hub import snapshot_download
+
+    with reachable_hub(name):
+        return Path(snapshot_download(name, allow_patterns=list(files)))
+
+
+def reason(error: BaseException) -> str:
+    """Return why something could not be loaded: in plain words where the hub was out of reach or code is needed."""
+    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, LocalEntryNotFoundError | OfflineModeIsEnabled):
+            return "it is not stored on this machine, and the Hugging Face hub cannot be reached from here"
+        cause = cause.__cause__ or cause.__context__
+    if "trust_remote_code" in str(error):
+        return "it needs Python code of its own, which is never run"
+    return first_line(error)
+
+
+def _answers(address: str) -> bool:
+    parts = urlsplit(address)
+    port = parts.port or (80 if parts.scheme == "http" else 443)
+    try:
+        socket.create_connection((parts.hostname or "", port), timeout=HUB_SECONDS).close()
+    except OSError:
+        return False
+    return True

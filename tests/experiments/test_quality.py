@@ -1,0 +1,138 @@
+"""Measures of an explainer's quality, where the exact values are known."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import ViTConfig, ViTForImageClassification
+from typer.testing import CliRunner
+
+from vitshap.cli import app
+from vitshap.data import load_digits
+from vitshap.estimators import truth
+from vitshap.estimators.exact import exact
+from vitshap.experiments import ablation, quality
+from vitshap.explainers import Explainer
+from vitshap.models import wrap
+from vitshap.training.recipes import load_recipe
+from vitshap.training.values.store import Evaluator
+
+
+@pytest.fixture(scope="module")
+def explainer() -> Explainer:
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = ViTConfig(image_size=8, patch_size=2, num_channels=1, num_labels=10, initializer_range=0.5, **size)
+    names = list(load_digits().test.class_names)
+    return Explainer(wrap(ViTForImageClassification(config).eval(), class_names=names)).eval()
+
+
+@pytest.fixture(scope="module")
+def reference(explainer: Explainer, tmp_path_factory: pytest.TempPathFactory) -> quality.ReferenceSet:
+    evaluate = Evaluator(explainer.surrogate)
+    folder = tmp_path_factory.mktemp("truth")
+    first = quality.reference_set(folder, evaluate, load_digits().test, count=6, budget=2000)
+    again = quality.reference_set(folder, evaluate, load_digits().test, count=6, budget=2000)
+    assert torch.equal(first.truth.values, again.truth.values)
+    return first
+
+
+def test_exact_values_agree_and_an_untrained_explainer_does_not(
+    explainer: Explainer, reference: quality.ReferenceSet
+) -> None:
+    right = exact(explainer.surrogate.game(reference.pixels)).values
+    found = quality.agreement(right, reference.truth, reference.labels)
+    assert found["target"] == pytest.approx(1, abs=0.02)
+    assert found["others"] == pytest.approx(1, abs=0.02)
+    assert found["raw_target"] <= found["target"]
+    untrained = quality.agreement(explainer(reference.pixels).values, reference.truth, reference.labels)
+    assert abs(untrained["target"]) < 0.7
+
+
+def test_a_truth_by_a_half_precision_copy_is_found_by_the_net_itself(explainer: Explainer, tmp_path: Path) -> None:
+    gpu = Evaluator(explainer.surrogate)
+    gpu._convert(torch.float16)  # what a GPU evaluates with
+    half = quality.reference_set(tmp_path, gpu, load_digits().test, count=2, budget=300)
+    cpu = quality.reference_set(tmp_path, Evaluator(explainer.surrogate), load_digits().test, count=2, budget=300)
+    assert torch.equal(half.truth.values, cpu.truth.values)
+    assert truth.load(tmp_path, surrogate=explainer.surrogate.fingerprint()).specification.num_inputs == 2
+
+
+def test_a_truth_of_noise_corrects_nothing_and_the_command_says_why(
+    explainer: Explainer, reference: quality.ReferenceSet, tmp_path: Path
+) -> None:
+    noise = replace(reference.truth, reliability=torch.zeros_like(reference.truth.reliability))
+    found = quality.agreement(explainer(reference.pixels).values, noise, reference.labels)
+    assert found["target"] is found["others"] is None
+    assert found["reliability_target"] == 0
+    explainer.save_pretrained(tmp_path / "bundle")
+    quality.reference_set(tmp_path / "truth", Evaluator(explainer.surrogate), load_digits().test, count=2, budget=300)
+    stored = load_file(tmp_path / "truth" / "truth.safetensors")
+    stored["reliability"].zero_()
+    save_file(stored, tmp_path / "truth" / "truth.safetensors")
+    words = ["bench", "quality", str(tmp_path / "bundle"), "digits", "--truth", str(tmp_path / "truth"), "--record"]
+    options = ["--images", "2", "--budget", "300", "--curves", "0", "--device", "cpu"]
+    result = CliRunner().invoke(app, [*words, *options, "--out", str(tmp_path / "new" / "numbers.json")])
+    assert result.exit_code == 0, result.output
+    assert "inf" not in result.stdout
+    assert "target and others: not known" in " ".join(result.stdout.split())
+    written = json.loads((tmp_path / "new" / "numbers.json").read_text(), parse_constant=pytest.fail)
+    [table] = written["tables"]
+    assert {row["measure"]: row["value"] for row in table["rows"]}["target"] is None
+    assert "values is below 0.1" in table["notes"][0]
+    assert "reference values in" in result.stderr
+
+
+def test_images_are_spread_over_the_split(explainer: Explainer) -> None:
+    test = load_digits().test
+    pixels, labels = quality.sample_images(explainer.surrogate, test, 3)
+    assert labels.tolist() == [int(test.labels[i]) for i in (0, 179, 359)]
+    assert torch.equal(pixels[1], test[179][0])
+
+
+def test_areas_of_an_untrained_explainer_are_near_those_of_chance(explainer: Explainer) -> None:
+    pixels, labels = quality.sample_images(explainer.surrogate, load_digits().test, 30)
+    found = quality.areas(Evaluator(explainer.surrogate), explainer, pixels, labels)
+    assert set(found) == {"insertion", "others_insertion", "deletion", "random_insertion", "random_deletion"}
+    assert found["insertion"] == pytest.approx(found["random_insertion"], abs=0.15)
+
+
+@pytest.mark.filterwarnings("ignore:.*(validation|test) images")
+def test_other_classes_are_refused(explainer: Explainer, tmp_path: Path) -> None:
+    from PIL import Image
+
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for i in range(4):
+            Image.new("L", (8, 8), 40 * i).save(tmp_path / name / f"{i}.png")
+    with pytest.raises(ValueError, match="cat"):
+        quality.open_data(explainer.surrogate, tmp_path)
+
+
+def test_variants_have_equal_evaluations_and_the_command_trains_them(explainer: Explainer, tmp_path: Path) -> None:
+    chosen = ablation.variants(views=2, coalitions=32, num_players=16)
+    alone = [chosen[f"+ {name}"] for name in ablation.recipe_steps()]
+    without = [chosen[f"all but {name}"] for name in ablation.recipe_steps()]
+    all_of_them = [*alone, *without, chosen["stored values"], chosen["all together"]]
+    assert len(set(map(repr, all_of_them))) == len(all_of_them)
+    recipe, together = load_recipe(ablation.RECIPE).explainer, chosen["all together"]
+    assert replace(together.values, views=recipe.values.views, coalitions=recipe.values.coalitions) == recipe.values
+    assert together.augmentation == recipe.augmentation
+    paper = chosen["paper"]
+    assert paper.procedure == "paper"
+    assert paper.loop.epochs == 2  # of 32 coalitions and the full one
+    explainer.save_pretrained(tmp_path / "bundle")
+    words = ["bench", "ablation", str(tmp_path / "bundle"), "digits", "--truth", str(tmp_path / "truth")]
+    options = ["--images", "2", "--budget", "300", "--views", "1", "--only", "5,10,12", "--device", "cpu"]
+    result = CliRunner().invoke(app, [*words, *options, "--out", str(tmp_path / "numbers.json")])
+    assert result.exit_code == 0, result.output
+    [table] = json.loads((tmp_path / "numbers.json").read_text())["tables"]
+    assert len(table["rows"]) == 3
+    assert all(-1 <= row["raw_target"] <= 1 and row["loss"] > 0 for row in table["rows"])
+    evaluations = [row["evaluations"] for row in table["rows"]]
+    assert f"evaluations {evaluations[2]:,}, coalition values (s)" in result.stdout
+    assert evaluations[:2] == [41_481, 41_481]
+    assert evaluations[2] == pytest.approx(41_481, rel=0.1)  # images five times, asked 7 times each instead of 33
