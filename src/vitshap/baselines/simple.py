@@ -34,7 +34,7 @@ class LeaveOneOut(OcclusionMethod):
     name: ClassVar[str] = "leave-one-out"
 
     def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
-        """Evaluate the ``d`` coalitions that lack one player."""
+        """Evaluate the ``d`` coalitions without one player each."""
         all_but_one = ~torch.eye(game.num_players, dtype=torch.bool, device=game.device)
         without = torch.cat(list(game.stream(all_but_one, targets)), dim=1)  # [B, d, T]
         return Attribution(take_classes(game.grand[:, None, :], targets) - without)
@@ -78,6 +78,6 @@ class Random(Method):
     unit: ClassVar[Unit | None] = "score"
 
     def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
-        """Draw; the game is not asked."""
+        """Draw the scores; the game is not evaluated."""
         scores = [torch.rand(game.num_players, generator=g) for g in image_generators(pixels, self.seed)]
         return Attribution(torch.stack(scores)[:, :, None].repeat(1, 1, targets.shape[1]))  # [B, d, T]

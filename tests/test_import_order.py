@@ -1,4 +1,4 @@
-"""A room imports only rooms above it, lazy imports included."""
+"""A package imports only packages above it in this list, lazy imports included."""
 
 import ast
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 import vitshap
 
-ROOMS = [
+ORDER = [
     "_version",
     "compat",
     "errors",
@@ -42,7 +42,7 @@ SOURCE = Path(vitshap.__file__).parent
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 
 
-def _room(module: str) -> str:
+def _package(module: str) -> str:
     return module.removeprefix("vitshap").lstrip(".").partition(".")[0]
 
 
@@ -52,7 +52,7 @@ def _imports(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative imports hide which room is meant"
+            assert node.level == 0, f"{path}: relative imports hide which package is meant"
             found |= (
                 {f"{node.module}.{alias.name}" for alias in node.names} if node.module == "vitshap" else {node.module}
             )
@@ -60,15 +60,15 @@ def _imports(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_go_inwards(path: Path) -> None:
+def test_imports_follow_the_order(path: Path) -> None:
     own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-    assert own in ROOMS, f"{own} is a new room: give it its place in ROOMS"
+    assert own in ORDER, f"{own} is a new package: add it to ORDER"
     for name in _imports(path):
-        room = _room(name)
-        assert room in ROOMS[: ROOMS.index(own) + 1], f"{own} imports {name}, which lies outside of it"
+        package = _package(name)
+        assert package in ORDER[: ORDER.index(own) + 1], f"{own} imports {name}, which comes later in ORDER"
 
 
-def test_the_rule_would_catch_a_breach(tmp_path: Path) -> None:
+def test_a_violation_is_found(tmp_path: Path) -> None:
     path = tmp_path / "game.py"
     path.write_text("def lazily():\n    from vitshap.models import wrap\n    from vitshap import metrics\n")
-    assert {_room(name) for name in _imports(path)} == {"models", "metrics"}
+    assert {_package(name) for name in _imports(path)} == {"models", "metrics"}
