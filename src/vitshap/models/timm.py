@@ -109,7 +109,7 @@ class TimmViT(Adapter):
         if self.pool == "map":
             return None
         if self.pool == "token":
-            return self._mean_of(0, 2 if self.distilled else 1)
+            return self._mean_of(0, 2 if hasattr(self._net, "head_dist") else 1)
         return self._mean_of(0 if getattr(self._net, "pool_include_prefix", False) else self.prefix)
 
     def encode(self, tokens: Tensor, positions: Tensor) -> Tensor:
