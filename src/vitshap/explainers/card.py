@@ -64,8 +64,8 @@ With `classifier=model` loading fails unless `model` has exactly the weights tha
 
 ## Licence
 
-The weights derive from the explained model and its training data, whose licences apply. Whoever publishes this folder states
-the licence here.
+The weights derive from the explained model and its training data, whose licences apply. Whoever publishes this folder
+states the licence here.
 """
 
 

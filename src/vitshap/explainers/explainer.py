@@ -95,7 +95,7 @@ class Explainer(InputShaped, nn.Module):
             return surrogate.link(surrogate.logits(pixels, nobody, finite=False))[:, 0]
 
     def values(self, pixels: Tensor, full: Tensor, base: Tensor | None = None) -> Tensor:
-        """Return the values of all players and classes ``[B, d, K]``, given v(1) ``[B, K]``; gradients flow into the network.
+        """Return the values of all players and classes ``[B, d, K]``, given v(1) ``[B, K]``, with gradients.
 
         ``base``: v(0) of these images, where the caller has it already.
         """

@@ -1,9 +1,9 @@
 """The explainer network: a copy of the explained model's trunk and the paper's head, one value per patch and class.
 
 The trunk can be any transformer that ``wrap`` accepts: the adapter's ``embed`` and ``encode`` run on whole images, so the
-explainer has the architecture of the model it explains and starts from its weights. The head is one more attention block and three
-fully connected layers of four times the width; class and register tokens are part of its input, and
-their outputs are dropped. The alternative is a U-Net on pixels, which depends only on the image size and the grid.
+explainer has the architecture of the model it explains and starts from its weights. The head is one more attention block
+and three fully connected layers of four times the width; class and register tokens are part of its input, and their
+outputs are dropped. The alternative is a U-Net on pixels, which depends only on the image size and the grid.
 
 Profiles model at which coalition sizes the values of an image arise: Shapley values are the mean over sizes of the linear
 effects at each size, and a profile is a mixture of basis functions over the sizes.
@@ -58,8 +58,8 @@ class ExplainerConfig:
     output_scale: float = 1.0
     """Factor applied to the head's output; small values are learned faster with a small factor."""
     magnitudes: bool = False
-    """Predict the magnitude of an image's values for each class separately from their pattern: magnitudes of different classes
-    may differ by orders of magnitude. Not available for a U-Net."""
+    """Predict the magnitude of an image's values for each class separately from their pattern: classes may differ
+    by orders of magnitude. Not available for a U-Net."""
     profiles: bool = False
     """Predict at which coalition sizes the values of an image and class arise. Explanations do not change: training uses it
     to reduce noise. Not available for a U-Net."""
@@ -121,8 +121,8 @@ class ExplainerNetwork(nn.Module):
         return self.outputs(images)[0]
 
     def outputs(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the values of the patches, and with ``profiles`` the weights ``[B, J, K]`` of the functions of ``size_basis``
-        in each class's profile; these pass no gradient to the trunk."""
+        """Return the values of the patches, and with ``profiles`` the weights ``[B, J, K]`` of the functions of
+        ``size_basis`` in each class's profile; these pass no gradient to the trunk."""
         shares: Tensor | None = None
         if self.adapter is None:
             values: Tensor = self.head(self.trunk(images)).float()
@@ -311,7 +311,7 @@ def probe(trunk: nn.Module, adapter: Adapter) -> tuple[int, set[str]]:
 
 
 def _heads(width: int) -> int:
-    """Return the number of heads: of width 64 as in vision transformers, or 8 in very narrow networks, if these divide it."""
+    """Return the number of heads: of width 64 as in vision transformers, or 8 in narrow networks, if these divide it."""
     return next((width // size for size in ((64, 32, 16, 8) if width >= 64 else (8, 4)) if width % size == 0), 1)
 
 

@@ -1,8 +1,9 @@
 """A U-Net on pixels: the trunk that does not depend on the explained model, as in the paper's ablation.
 
 Contracting blocks of two convolutions, halved by max pooling; expanding blocks that join what was seen at the same
-resolution on the way down. Its maps are averaged over each patch of the grid, so it works for any model that ``wrap`` accepts.
-Channels are normalised by groups within one image: unlike batch norm, no image's values depend on its batch.
+resolution on the way down. Its maps are averaged over each patch of the grid, so it works for any model that
+``wrap`` accepts. Channels are normalised by groups within one image: unlike with batch norm, no image's values depend
+on its batch.
 """
 
 from __future__ import annotations

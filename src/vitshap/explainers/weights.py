@@ -36,7 +36,7 @@ def start(
 ) -> None:
     """Load the weights that ``init`` names into ``trunk``; those in ``read``, which the explainer uses, must be there.
 
-    ``adapter``: of a trunk that is a copy of the surrogate's network; None: a U-Net, for which there is no pre-trained model.
+    ``adapter``: of a trunk that is a copy of the surrogate's network; None: a U-Net, which has no pre-trained models.
     """
     if init == "scratch":
         reinitialise(trunk)
