@@ -273,16 +273,16 @@ def test_any_net_at_once_with_error_bars(home: Path, weights: Path) -> None:
     options = ["--model", "vit_tiny_patch16_224", "--weights", weights, "--budget", 450, "--json", "a.jsonl"]
     result = _run("photos/0.png", *options, "--target", "tench")
     assert result.exit_code == 0, result.output
-    assert "it knows 1,000 classes: tench, goldfish" in result.stdout
-    assert "not fine-tuned for missing patches" in result.stdout
-    assert "450 evaluations per image, asked for: about " in result.stdout
+    assert "1,000 classes: tench, goldfish" in result.stdout
+    assert "not fine-tuned with withheld patches" in result.stdout
+    assert "450 evaluations per image, as requested: about " in result.stdout
     assert " ± " in result.stdout
     assert "standard error up to" in result.stdout
     record = json.loads((home / "a.jsonl").read_text())
     assert len(record["explained"][0]["stderr"]) == 196
     report = (home / "vitshap-output" / "report.html").read_text()
     assert "standard error up to" in report
-    assert "not fine-tuned for missing patches" in report
+    assert "not fine-tuned with withheld patches" in report
 
 
 def test_a_folder_of_transformers_with_any_method(home: Path) -> None:

@@ -183,7 +183,7 @@ def read_processor(name: str, wanted: tuple[int, int] | None, usual: tuple[int, 
     try:
         stored = read_json(Path(cached_file(os.path.expanduser(name), "preprocessor_config.json")))
         stored = {key: value for key, value in stored.items() if value is not None}
-    except (OSError, TypeError, ValueError, AttributeError):
+    except (OSError, TypeError, AttributeError):  # a damaged file is an error, a missing one is not
         warnings.warn(
             f"{name} does not say how it wants its images: mean and standard deviation 0.5 are used", stacklevel=2
         )
