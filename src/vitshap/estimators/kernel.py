@@ -7,8 +7,10 @@ batch, so that one factorisation is used for every input and class.
 
 ``PlainState`` is KernelSHAP without the size effect: independent coalitions, weighted least squares under the efficiency
 constraint. Writing ``x = s - |s|/d`` and ``phi = (v(1) - v(0))/d + psi`` with psi summing to zero removes the constraint:
-the regression of ``y = v(s) - v(0) - |s|/d (v(1) - v(0))`` on x, weighted by kernel over sampling distribution, is psi. With pairing the units are pairs and y is half the difference of the two. With exact moments ``E[x x']`` is
-``(I - 11'/d) / (2 H_{d-1})``, so ``psi = 2 H E[x (v(s) - v(0))]`` needs no matrix (Covert and Lee's unbiased form).
+psi is the regression of ``y = v(s) - v(0) - |s|/d (v(1) - v(0))`` on x, weighted by the ratio of the Shapley kernel to the
+sampling distribution. With pairing the units are pairs and y is half the difference of the two. With exact moments
+``E[x x']`` is ``(I - 11'/d) / (2 H_{d-1})``, so ``psi = 2 H E[x (v(s) - v(0))]`` needs no matrix (Covert and Lee's
+unbiased form).
 """
 
 from __future__ import annotations
