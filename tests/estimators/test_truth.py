@@ -65,7 +65,7 @@ def test_stopped_and_continued_is_the_same(tmp_path: Path) -> None:
         assert torch.equal(getattr(whole, name), getattr(continued, name))
 
 
-def test_a_finished_truth_is_not_computed_again(tmp_path: Path) -> None:
+def test_finished_reference_values_are_not_computed_again(tmp_path: Path) -> None:
     made = compute(tmp_path)
 
     def never(part: slice) -> Game:
@@ -75,7 +75,7 @@ def test_a_finished_truth_is_not_computed_again(tmp_path: Path) -> None:
     assert torch.equal(made.values, again.values)
 
 
-def test_another_surrogate_needs_another_truth(tmp_path: Path) -> None:
+def test_another_surrogate_needs_other_reference_values(tmp_path: Path) -> None:
     compute(tmp_path)
     with pytest.raises(ValueError, match="surrogate 'abc' there, 'xyz' requested"):
         compute(tmp_path, surrogate="xyz")
