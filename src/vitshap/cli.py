@@ -1,4 +1,4 @@
-"""The command. Each subcommand imports what it needs when it runs."""
+"""The command ``vitshap``. Each subcommand imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def demo(
         Path, typer.Option(help="Folder for report and pictures; an earlier demo there is replaced.")
     ] = Path("demo-output"),
 ) -> None:
-    """Train on digits, compare with exact Shapley values and other methods, explain two photos, write a report."""
+    """Explain two photos, train on digits, compare with exact Shapley values and other methods, write a report."""
     from vitshap.demo import main as run
 
     raise typer.Exit(run(out, console))
@@ -58,16 +58,16 @@ def train(
     recipe: Annotated[str, typer.Argument(help="Name of a shipped recipe (--list) or path of a YAML file.")] = "",
     data: Annotated[str | None, typer.Option(help="Folder of class folders, archive, or digits.")] = None,
     model: Annotated[str | None, typer.Option(help="timm name, or hub id or folder of transformers.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for everything that is made; default: runs/RECIPE.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder; default: runs/RECIPE.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be given often.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue what the folder holds.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     show_keys: Annotated[bool, typer.Option("--keys", help="Print all settings of the recipe, and exit.")] = False,
     show_list: Annotated[bool, typer.Option("--list", help="Print the shipped recipes, and exit.")] = False,
 ) -> None:
-    """From images and a net to an explainer: classifier, surrogate, explainer, as a recipe says."""
+    """Train an explainer of a model on images, by a recipe: classifier, surrogate, explainer."""
     from vitshap.errors import user_errors
     from vitshap.training.recipes.recipe import load_recipe, print_keys, print_recipes
 
@@ -99,15 +99,15 @@ app.command("explain")(command_of(explaining.Options, explaining.run))
 
 
 class OncePerOption(TyperCommand):
-    """A command that refuses an option given twice where it takes one value, instead of keeping the last."""
+    """A command that rejects an option of one value given twice, instead of using the last."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, and look at what was given how often."""
+        """Parse the arguments; fail if an option of one value is repeated."""
         _, _, given = self.make_parser(ctx).parse_args(args=list(args))
         for option in self.params:
             single = option.param_type_name == "option" and not getattr(option, "multiple", False)
             if single and sum(one is option for one in given) > 1:
-                ctx.fail(f"{option.opts[0]} is given more than once, and takes one value")
+                ctx.fail(f"{option.opts[0]} is given more than once, but takes one value")
         return super().parse_args(ctx, args)
 
 
@@ -144,12 +144,12 @@ _single_values(app)
 
 
 def main() -> None:
-    """Run the command; errors of the user end with exit code 2 and one line, SIGTERM as Ctrl-C does, with code 143."""
+    """Run the command. A user's error ends it with one line and exit code 2; SIGTERM acts as Ctrl-C, with exit code 143."""
     process, stopped = os.getpid(), False
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal stopped
-        if os.getpid() != process:  # a child that was forked has nothing to complete
+        if os.getpid() != process:  # a forked child has nothing to finish
             os._exit(128 + number)
         if not stopped:
             stopped = True

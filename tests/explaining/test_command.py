@@ -160,7 +160,7 @@ def test_when_no_class_fits_it_says_so_and_offers_another_way(home: Path, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        (["photos", "--bundle", "nowhere"], "there is no folder 'nowhere'"),
+        (["photos", "--bundle", "nowhere"], "'nowhere' is neither a folder here"),
         (["photos"], "no explainer is shipped with this installation: name one with --bundle FOLDER"),
         (["nowhere.jpg", "--bundle", "B"], "nowhere.jpg: there is no such file or folder"),
         (["*.gif", "--bundle", "B"], "no file matches this pattern"),
@@ -213,14 +213,14 @@ def test_bundles_that_cannot_be_used(home: Path, bundle: Path) -> None:
     (copy / "surrogate.safetensors").write_bytes(data)
     _refused("photos", "--bundle", copy, match="is damaged")
     nets.build("transformers ViT").save_pretrained(home / "foreign")
-    _refused("photos", "--bundle", home / "foreign", match="is no vitshap explainer")
+    _refused("photos", "--bundle", home / "foreign", match="is no vitshap bundle")
 
 
 @pytest.mark.filterwarnings("ignore:.*does not say how it wants its images")
 def test_a_bundle_with_a_model_must_be_made_for_it(home: Path, bundle: Path) -> None:
     made.model(seed=0).net.save_pretrained(home / "right")
     made.model(seed=9).net.save_pretrained(home / "wrong")
-    _refused("photos", "--bundle", bundle, "--model", home / "wrong", match="does not say which net it was made for")
+    _refused("photos", "--bundle", bundle, "--model", home / "wrong", match="was made for another model")
     assert _run("photos", "--bundle", bundle, "--model", home / "right", "--no-heatmaps").exit_code == 0
 
 

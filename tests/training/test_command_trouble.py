@@ -120,7 +120,7 @@ def test_what_has_not_begun_may_change(tmp_path: Path) -> None:
     best.write_bytes(best.read_bytes()[:100])
     damaged = _train(images, out, "--resume")
     assert damaged.exit_code == 2
-    assert f"{best.name} is damaged or missing" in damaged.output
+    assert f"{best.name} cannot be read as safetensors" in damaged.output
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_parts_by_other_names_are_parts(tmp_path: Path) -> None:
     assert len(splits.test) == 12
     trees.class_folders(tmp_path / "half", {"cats": 6, "dogs": 6}, prefix="test/")
     trees.class_folders(tmp_path / "half", {"cats": 6, "dogs": 6}, prefix="val/")
-    with pytest.raises(ValueError, match="none to train on"):
+    with pytest.raises(ValueError, match="but none of training images"):
         load_data(tmp_path / "half")
 
 
@@ -196,8 +196,8 @@ def test_parts_by_other_names_are_parts(tmp_path: Path) -> None:
     [
         ("model.patch_size=0", "model.patch_size must be at least 1"),
         ("model.hidden_size=-4", "model.hidden_size must be at least 1"),
-        ("model.patch_size=8", "the image is one patch"),
-        ("explainer.loop.clip=-1", "explainer.loop.clip must be positive"),
+        ("model.patch_size=8", "the image is a single patch"),
+        ("explainer.loop.max_grad_norm=-1", "explainer.loop.max_grad_norm must be positive"),
         ("classifier.class_weights=[1,2,3]", "class_weights must be 2 numbers"),
     ],
 )

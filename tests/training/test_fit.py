@@ -164,7 +164,7 @@ def test_an_explainer_that_learns_nothing_says_so(classifier: MaskedModel, digit
 
 def test_profiles_that_nothing_would_train_are_refused() -> None:
     profiles = ExplainerConfig(profiles=True)
-    assert ExplainerTraining(network=profiles).cancels
+    assert ExplainerTraining(network=profiles).uses_control_variate
     with pytest.raises(ValueError, match="profiles"):
         ExplainerTraining("paper", network=profiles)
     with pytest.raises(ValueError, match="profiles"):

@@ -112,7 +112,7 @@ def test_yaml_as_people_write_it() -> None:
     assert read == {"a": 1e-5, "b": 3, "c": 1.5, "d": -2000.0, "e": "1e5x", "f": 0.5, "g": "1e-5"}
     with pytest.raises(SettingsError, match=r"here, line 2 is not YAML"):
         read_yaml("a: 1\nb: [1", "here")
-    with pytest.raises(SettingsError, match="'a' stands twice"):
+    with pytest.raises(SettingsError, match="'a' is given twice"):
         read_yaml("a: 1\nb: 2\na: 3", "here")
 
 

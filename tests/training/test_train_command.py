@@ -53,10 +53,10 @@ def test_a_folder_of_images_becomes_an_explainer(images: Path, tmp_path: Path) -
     assert code == 0, said
     for line in (
         "timing a few steps",
-        "in all about ",
+        "in total about ",
         "training the surrogate",
         "classifier on ",
-        "every patch the same",
+        "equal values for all patches",
     ):
         assert line in said
     assert {path.name for path in out.iterdir()} == {*STAGES, "bundle", "images.json", "recipe.yaml", "summary.json"}
@@ -144,7 +144,7 @@ def test_what_auto_stands_for_is_written_down_and_kept(images: Path, tmp_path: P
     base = ["folder", "--data", images, "--model", "vit", "--out", tmp_path / "out", "--device", "cpu"]
     code, said = _invoke(*base, settings=[*SMALL, *few])
     assert code == 0, said
-    assert "surrogate: 1 epochs, batches of 32, learning rate 1e-05; explainer: 1 epochs" in " ".join(said.split())
+    assert "surrogate: 1 epochs, batch size 32, learning rate 1e-05; explainer: 1 epochs" in " ".join(said.split())
     path = tmp_path / "out" / "recipe.yaml"
     stored = load_recipe(path)
     assert [getattr(stored, stage).loop.numbers() for stage in STAGES] == [(1, 32, 1e-5), (1, 32, 1e-5), (1, 32, 1e-4)]
@@ -245,15 +245,15 @@ def test_weights_of_a_timm_net_with_another_head(images: Path, tmp_path: Path) -
     ("arguments", "settings", "said"),
     [
         ([], [], "known: chest, digits"),
-        (["digit"], [], "did you mean digits?"),
-        (["digits"], ["explainer.lop.epochs=1"], "did you mean explainer.loop?"),
+        (["digit"], [], 'did you mean "digits"?'),
+        (["digits"], ["explainer.lop.epochs=1"], 'did you mean "loop"?'),
         (
             ["digits"],
             ["explainer.loop.epochs=many"],
             "explainer.loop.epochs must be a whole number or auto; got 'many'",
         ),
         (["folder"], [], "give a folder or an archive with --data PATH"),
-        (["folder", "--data", "nowhere"], [], "there is no data set 'nowhere'"),
+        (["folder", "--data", "nowhere"], [], "nowhere is not a data set: there is no such file or folder"),
         (["folder", "--data", "IMAGES", "--model", "vit_tinny"], [], "timm has no model 'vit_tinny'"),
         (["folder", "--data", "IMAGES", "--model", "./nowhere"], [], "there is no folder ./nowhere"),
         (
@@ -261,7 +261,7 @@ def test_weights_of_a_timm_net_with_another_head(images: Path, tmp_path: Path) -
             [*SMALL, "classifier.loop.batch_size=64"],
             "fewer than one batch of 64",
         ),
-        (["digits", "--device", "tpu"], [], "the device is auto, cpu or cuda"),
+        (["digits", "--device", "tpu"], [], "--device is auto, cpu or cuda"),
         (["folder", "--data", "IMAGES"], ["model.weights=nowhere.safetensors"], "cannot be read as safetensors"),
         (["digits"], ["model.image_size=16"], "is not of size (16, 16)"),
     ],
@@ -315,4 +315,4 @@ def test_list_and_keys() -> None:
     assert code == 0
     assert "explainer.loop.epochs" in said
     assert "77" in said
-    assert "Largest norm of the gradient." in " ".join(said.split())
+    assert "Gradients are clipped to this norm." in " ".join(said.split())

@@ -48,7 +48,7 @@ def _images(n: int = 8, labels: Any = None) -> list[tuple[torch.Tensor, Any]]:
 def test_normalised_tensors_are_not_varied_behind_anyones_back() -> None:
     data = TensorDataset(torch.randn(8, 3, 8, 8), torch.arange(8) % 3)
     with pytest.raises(
-        ValueError, match=r"between 0 and 1, these reach from -\d.*preprocess=Preprocess.*augmentation="
+        ValueError, match=r"between 0 and 1, these are between -\d.*preprocess=Preprocess.*augmentation="
     ):
         fit_classifier(_model(), data, data, None, ClassifierTraining(LOOP))
     streamed = StreamedPixels(data, None, device="cpu")
@@ -127,7 +127,7 @@ def test_a_validation_that_is_not_a_number_ends_the_training(tmp_path: Path) -> 
     step = _Squared()
     ones = lambda order, epoch: ((torch.ones(1, 1),) for _ in order)  # noqa: E731
     task = Task(step, step, ones, 8, lambda: {"loss": math.nan})
-    with pytest.raises(TrainingDiverged, match="the loss of the validation images is nan after epoch 0"):
+    with pytest.raises(TrainingDiverged, match="the validation loss is nan after epoch 0"):
         train(task, LOOP, tmp_path)
 
 
@@ -151,7 +151,7 @@ def test_class_weights_are_one_per_class() -> None:
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"patience": 0}, "patience must be at least 1"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"clip": -1.0}, "clip must be positive"),
+        ({"max_grad_norm": -1.0}, "max_grad_norm must be positive"),
         ({"learning_rate": float("nan")}, "learning_rate must be positive"),
         ({"seed": -1}, "seed must be 0 or more"),
     ],
@@ -199,7 +199,7 @@ def test_held_out_values_of_another_surrogate_are_computed_anew(tmp_path: Path) 
 
 def test_a_full_disk_is_told_and_leaves_what_was_there(tmp_path: Path) -> None:
     files.write_tensors(tmp_path / BEST, {"a": torch.ones(3)})
-    with full_disk(200), pytest.raises(OSError, match=r"best\.safetensors could not be written .* untouched"):
+    with full_disk(200), pytest.raises(OSError, match=r"best\.safetensors could not be written .* unchanged"):
         files.write_tensors(tmp_path / BEST, {"a": torch.ones(1000)})
     assert files.read_tensors(tmp_path / BEST)["a"].tolist() == [1, 1, 1]
     assert [path.name for path in tmp_path.iterdir()] == [BEST]
@@ -214,7 +214,7 @@ def test_a_killed_process_leaves_nothing_in_the_way_of_the_next(tmp_path: Path) 
 
 def test_checkpoints_of_another_net_are_refused(tmp_path: Path) -> None:
     fit_explainer(_model(), _images(), _images(), tmp_path, PAPER)
-    with pytest.raises(ValueError, match=r"step-00000002 holds the weights of another net: \d+ tensors"):
+    with pytest.raises(ValueError, match=r"step-00000002 holds the weights of another network: \d+ tensors"):
         fit_surrogate(_model(), _images(), _images(), tmp_path, SurrogateTraining(LOOP, augmentation=None), resume=True)
 
 

@@ -27,81 +27,80 @@ Size = Literal["tiny", "small", "base", "large"]
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Where the images are."""
+    """The images: where they are and how they are split."""
 
     source: str | None = None
-    """"digits" (embedded), a folder, an archive or a folder of archives; null: it is given with --data."""
+    """"digits" (embedded), a folder, an archive or a folder of archives; null: given with --data."""
     layout: str = "auto"
-    """How the folder is laid out: auto, folder (a folder per class), imagenette, pets, mura or chest."""
+    """Layout of the folder: auto, folder (a folder per class), imagenette, pets, mura or chest."""
     channels: int = 3
-    """1 reads images as grey, 3 as red, green and blue (grey ones too). Digits have 1."""
+    """Channels of the images: 1 (greyscale, as digits) or 3 (RGB; greyscale images are converted)."""
     seed: int = 0
-    """Which images are set aside for validation and test, where the data set does not say."""
+    """Seed of the random split into training, validation and test images, where the data set has no split of its own."""
     split: Literal["own", "authors"] = "own"
-    """own: the data set's parts, and the missing ones by the seed; authors: the images and the order of classes of the
+    """own: the data set's own split, its missing parts drawn by the seed; authors: the images and the class order of the
     paper's authors, for ImageNette, Pets and MURA."""
     groups: str | None = None
-    """What must stay together in one part, such as the images of one patient: a regular expression whose group, in
-    parentheses, is searched for in the image's path, or a .csv file of (file, group)."""
+    """Images that must stay in one part, such as those of one patient: a regular expression whose parenthesised group is
+    searched for in the image's path, or a .csv file with the columns file and group."""
     cache: str | None = None
-    """Folder where archives are unpacked; null: next to them."""
+    """Folder into which archives are unpacked; null: beside them."""
     unpack_limit: float | None = None
-    """GiB that an archive may be unpacked to; null: 20 times its size, at most 256."""
+    """Largest unpacked size of an archive in GiB; null: 20 times its own size, at most 256."""
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The net that is explained; its classes and channels are those of the data."""
+    """The model to be explained; its classes and channels are those of the data."""
 
     name: str = "vit"
-    """A timm name, a transformers hub id or local folder, or "vit": transformers' plain ViT of the sizes below."""
+    """A timm name, a transformers hub id or local folder, or "vit": an untrained ViT of transformers with the sizes below."""
     library: Literal["auto", "transformers", "timm"] = "auto"
-    """Whose name it is; auto: transformers for folders and for names with a slash, else timm. "vit" is always ours."""
+    """Library that the name belongs to; auto: transformers for folders and names with a slash, otherwise timm."""
     pretrained: bool = True
-    """Start from the library's pre-trained weights; "vit" has none."""
+    """Start from the library's pre-trained weights ("vit" has none)."""
     tag: str | None = None
-    """Which of timm's pre-trained weights a name without a tag stands for, as in vit_tiny_patch16_224.TAG; null: timm's
-    first."""
+    """Tag of timm's pre-trained weights for a name without one, as in vit_tiny_patch16_224.TAG; null: timm's default."""
     fresh_head: Literal["library", "torch"] = "library"
-    """How the head of a timm net is drawn for new classes: as timm draws it, or as PyTorch draws a linear layer."""
+    """Initialisation of a timm model's new head: timm's own, or PyTorch's for a linear layer."""
     weights: str | None = None
-    """Safetensors file with the weights of a timm net; a head of another size is replaced."""
+    """Safetensors file with the weights of a timm model; a head of another size is replaced by a new one."""
     head_rows: tuple[int, ...] | None = None
-    """Rows of the pre-trained head of a timm net that are the data's classes, in their order: these are kept."""
+    """Rows of a timm model's pre-trained head to keep: one for each class of the data, in their order."""
     as_transformers: bool = False
-    """Turn timm's net into the equal net of transformers, so that what is trained loads without timm."""
+    """Convert the timm model to the equivalent transformers model, so that the result loads without timm."""
     output: Literal["auto", "softmax", "sigmoid", "identity"] = "auto"
-    """What turns logits into values; auto: softmax, or sigmoid for one logit."""
+    """Function from logits to explained values; auto: softmax, or sigmoid for a single logit."""
     removal: Literal["attention", "softmax", "pixels", "embeddings"] = "attention"
-    """How patches are withheld, from the surrogate in training too: see wrap."""
+    """How patches are withheld, also in the surrogate's training; see vitshap.wrap."""
     crop: float | None = None
-    """Share of the image's side that the net sees; null: what the model says; 1: all of it."""
+    """Side of the centre crop as a share of the image's side; 1: the whole image; null: the model's own."""
     resize: int | None = None
-    """Side in pixels that images are resized to before the net's part is cut; null: what the model says."""
+    """Side in pixels to which images are resized before the centre crop; null: the model's own."""
     squash: bool | None = None
-    """Resize to a square whatever the aspect ratio is; null: what the model says."""
+    """Resize to a square without keeping the aspect ratio; null: the model's own."""
     interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] | None = None
-    """How images are resized; null: what the model says."""
+    """Interpolation when images are resized; null: the model's own."""
     mean: tuple[float, ...] | None = None
-    """What is subtracted from pixels in 0..1, one number per channel; null: what the model says."""
+    """Mean that is subtracted from pixels in 0..1, one number per channel; null: the model's own."""
     std: tuple[float, ...] | None = None
-    """What they are divided by after that; null: what the model says."""
+    """Standard deviation by which they are then divided, one number per channel; null: the model's own."""
     seed: int = 0
-    """Of weights that are drawn: those of a fresh head, or of a net that is not pre-trained."""
+    """Seed of random weights: those of a new head, or of a model that is not pre-trained."""
     image_size: int | None = None
-    """Side of the images in pixels; null: what the net, or the image processor stored with it, says; 224 for "vit"."""
+    """Side of the images in pixels; null: that of the model or its image processor, 224 for "vit"."""
     size: Size = "tiny"
-    """Width, layers and heads of "vit", unless they are given."""
+    """Preset of width, layers and heads of "vit"; the keys below override it."""
     patch_size: int = 16
     """Side of a patch of "vit", in pixels."""
     hidden_size: int | None = None
-    """Width of "vit"; null: by its size."""
+    """Width of "vit"; null: that of its size."""
     layers: int | None = None
-    """Blocks of "vit"; null: by its size."""
+    """Transformer blocks of "vit"; null: those of its size."""
     heads: int | None = None
-    """Attention heads of "vit"; null: by its size."""
+    """Attention heads of "vit"; null: those of its size."""
     mlp_size: int | None = None
-    """Width inside the MLPs of "vit"; null: four times its own."""
+    """Hidden width of the MLPs of "vit"; null: four times its width."""
 
     def __post_init__(self) -> None:
         sizes = ("image_size", "resize", "patch_size", "hidden_size", "layers", "heads", "mlp_size")
@@ -109,7 +108,7 @@ class ModelSettings:
         check(self, ("mean", "std"), lambda given: len(given) in (1, 3), "1 or 3 numbers, one per channel")
         check(self, ("std",), lambda given: min(given) > 0, "positive")
         if self.crop is not None and self.resize is not None:
-            raise ValueError("crop and resize both say how much of the image the net sees: give one of them")
+            raise ValueError("crop and resize both set the part of the image that the model sees: give one of them")
 
 
 @dataclass(frozen=True)
