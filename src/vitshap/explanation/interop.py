@@ -144,7 +144,7 @@ def _made_for(model: Any, explain: InputShaped, strict: bool) -> InputShaped:
         return explain
     raise ValueError(
         f"Quantus gave a {type(model).__name__} that {type(explain).__name__} was not made for, perhaps a randomised copy. "
-        "Give the metric the wrapped model (methods are then made for it; a trained explainer explains its surrogate only), "
+        "Give the metric the wrapped model (methods are made for it; a trained explainer explains its surrogate only), "
         "or use strict=False to explain the method's own model whatever is given"
     )
 

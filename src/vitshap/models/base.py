@@ -63,7 +63,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def readout(self, tokens: Tensor, valid: Tensor) -> Tensor:
-        """Return logits ``[n, K]`` from encoded tokens ``[n, L, D]``, ignoring those that are not ``valid`` (bool ``[n, L]``).
+        """Return logits ``[n, K]`` from encoded tokens ``[n, L, D]``, ignoring those that are not ``valid`` (``[n, L]``).
 
         Without ``reads_patches`` only the prefix tokens are given.
         """

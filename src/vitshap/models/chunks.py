@@ -86,7 +86,7 @@ def _evaluate_block(session: Session, rows: Rows, budget: int, note: Callable[[i
 
 
 def _chunk_end(lengths: Tensor, start: int, budget: int, padded: bool) -> int:
-    """Return the end of the chunk that begins at ``start``; ``padded``: lengths are sorted, a chunk is padded to its longest."""
+    """Return the end of the chunk that begins at ``start``; ``padded``: sorted lengths, padded to the longest."""
     rest = lengths[start:]
     if not padded:
         tokens = rest.cumsum(0)

@@ -254,7 +254,7 @@ class MaskedModel(nn.Module):
         return fingerprint(unwrapped(self.net).state_dict())  # wrappers rename weights
 
     def evaluation_cost(self) -> Tensor:
-        """Return the approximate cost of a coalition of each size, float64 ``[d + 1]``, in tokens if withheld ones are free."""
+        """Return the approximate cost of a coalition of each size, ``[d + 1]``, in tokens if withheld ones are free."""
         size = torch.arange(self.num_players + 1, dtype=torch.float64)
         if self.removal != "attention" or self.evaluation != "packed":
             return torch.ones_like(size)
