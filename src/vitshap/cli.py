@@ -55,17 +55,23 @@ def demo(
 def train(
     recipe: Annotated[str, typer.Argument(help="Name of a shipped recipe (--list) or path of a YAML file.")] = "",
     data: Annotated[str | None, typer.Option(help="Folder of class folders, archive, or digits.")] = None,
-    model: Annotated[str | None, typer.Option(help="timm name, or hub id or folder of transformers.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for everything that is made; default: runs/RECIPE.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be given often.")
+    model: Annotated[
+        str | None, typer.Option(help="timm name, or hub id or folder of transformers; default: the recipe's.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue what the folder holds.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Output folder; default: runs/RECIPE.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the output folder.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    show_keys: Annotated[bool, typer.Option("--keys", help="Print all settings of the recipe, and exit.")] = False,
-    show_list: Annotated[bool, typer.Option("--list", help="Print the shipped recipes, and exit.")] = False,
+    show_keys: Annotated[
+        bool, typer.Option("--keys", help="Print all settings of the recipe with their meaning, and exit.")
+    ] = False,
+    show_list: Annotated[
+        bool, typer.Option("--list", help="Print the shipped recipes with their time and memory, and exit.")
+    ] = False,
 ) -> None:
-    """From images and a net to an explainer: classifier, surrogate, explainer, as a recipe says."""
+    """Train an explainer from images and a model: classifier, surrogate and explainer, by a recipe."""
     from vitshap.errors import user_errors
     from vitshap.training.recipes.recipe import load_recipe, print_keys, print_recipes
 
