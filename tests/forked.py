@@ -1,10 +1,11 @@
-"""The real command, many times: one process imports it once and forks a child for each call, which a watchdog ends.
+"""Run the real command many times: one process imports it once and forks a child with a time limit for each call.
 
-``python -m tests.forked`` reads a call per line (JSON) and answers with a line (JSON). Nothing is computed before a fork.
+``python -m tests.forked`` reads one call per line and prints one result per line (JSON). Nothing is computed before a fork.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -24,19 +25,19 @@ class Done:
     """How a call ended."""
 
     code: int | None
-    """None: it was ended by the watchdog."""
+    """None: it was killed at the time limit."""
     stdout: str
     stderr: str
     seconds: float
     peak: int
-    """Most memory that was resident, in megabytes."""
+    """Peak resident memory in megabytes."""
 
 
 class Command:
     """Runs ``vitshap`` in a folder of your choice."""
 
     def __init__(self, home: Path) -> None:
-        """``home`` stands for the user's home; caches of libraries are kept beside it."""
+        """``home`` is used as the user's home; caches of libraries are next to it."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "HF_", "TRITON"))}
         caches = {"MPLCONFIGDIR": str(home.parent / "mpl"), "HF_HOME": str(home.parent / "hub")}
         quiet = {"HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "COLUMNS": "10000", "OMP_NUM_THREADS": "1"}
@@ -50,7 +51,7 @@ class Command:
         )
 
     def __call__(self, *arguments: object, cwd: Path, limit: float) -> Done:
-        """Run it with these arguments; after ``limit`` seconds it is killed."""
+        """Run the command with these arguments; kill it after ``limit`` seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         call = {"arguments": [str(one) for one in arguments], "cwd": str(cwd), "limit": limit}
@@ -62,14 +63,14 @@ class Command:
         return Done(**json.loads(answer))
 
     def close(self) -> None:
-        """No more calls."""
+        """End the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(30)
 
 
 def _child(call: dict[str, Any], out: int, err: int) -> None:
-    """As the installed command does it, down to the exit code."""
+    """Run the command as installed, with its exit code."""
     from vitshap.cli import main
 
     code: Any = 1
@@ -125,15 +126,25 @@ def _answer(call: dict[str, Any]) -> dict[str, Any]:
 
 def _serve() -> None:
     # What the commands import when they run is imported once.
-    import seaborn  # noqa: F401
+    import seaborn
+    import timm
     from PIL import Image
     from transformers import AutoModelForImageClassification, ViTForImageClassification  # noqa: F401
+    from typer import rich_utils  # noqa: F401
 
+    import vitshap.bench.command
+    import vitshap.bench.experiment_commands
+    import vitshap.bench.speed_commands
     import vitshap.cli
+    import vitshap.experiments.quality
     import vitshap.explaining.command
     import vitshap.training.recipes.run  # noqa: F401
 
     Image.init()
+    timm.list_models()
+    seaborn.color_palette("icefire")
+    gc.collect()
+    gc.freeze()  # the collector of a child does not touch, and so does not copy, what was imported here
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""Files that no program should be given: damaged, dishonest and odd images, folders, archives and stored nets."""
+"""Damaged, hostile and unusual images, folders, archives and stored models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEEP = 200_000
 
 
 def encoded(kind: str, image: Image.Image | None = None, **options: Any) -> bytes:
-    """A sound file of this kind."""
+    """Return a valid image file of this format."""
     buffer = io.BytesIO()
     (image or made.picture(0, 120, 80)).save(buffer, kind, **options)
     return buffer.getvalue()
@@ -48,7 +48,7 @@ def _patched(data: bytes, offset: int, new: bytes) -> bytes:
 
 
 def _noisy(kind: str) -> bytes:
-    """Some bytes after the header are others."""
+    """Return an image file with some bytes after the header changed."""
     data = bytearray(encoded(kind))
     for place in np.random.default_rng(0).integers(len(data) // 4, len(data), 12):
         data[place] ^= 0xA5
@@ -102,7 +102,7 @@ UNREADABLE: dict[str, bytes] = {
     "program.jpg": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(pwned) (w) file pop\nshowpage\n",
     "pickle.png": b"\x80\x04cos\nsystem\n(S'touch pwned'\ntR.",
 }
-"""File name -> content that is no image; photos beside it are explained."""
+"""File name -> content that is not an image; other photos of the run are explained."""
 
 READABLE: dict[str, bytes] = {
     "zero-exif.jpg": encoded("jpeg", exif=b"Exif\0\0" + bytes(100)),
@@ -130,14 +130,14 @@ READABLE: dict[str, bytes] = {
     "inf.tiff": encoded("tiff", Image.fromarray(np.full((64, 64), np.inf, dtype=np.float32))),
     "odd-profile.jpg": encoded("jpeg", icc_profile=b"no profile"),
 }
-"""File name -> content that is unusual; it is explained."""
+"""File name -> content of an unusual image, which is explained."""
 
 EITHER: dict[str, bytes] = {
     **{f"noisy.{kind}": _noisy(kind) for kind in FORMATS},
     "half.gif": encoded("gif")[: len(encoded("gif")) // 2],
     "many-pages.tiff": encoded("tiff")[:4] + struct.pack("<I", 2**31 - 1) + encoded("tiff")[8:],
 }
-"""File name -> content of which Pillow may or may not make something."""
+"""File name -> content that Pillow may or may not decode."""
 
 
 def _fifo(path: Path) -> None:
@@ -174,7 +174,7 @@ NO_FILES: dict[str, Callable[[Path], None]] = {
     "to-fifo.png": lambda path: (_fifo(path.with_name("fifo")), path.symlink_to("fifo"))[0],
     "forbidden.png": _forbidden,
 }
-"""File name -> what makes something there that is not a readable regular file."""
+"""File name -> function that creates something there that is not a readable regular file."""
 
 NAMES = [
     os.fsdecode(b"caf\xe9.png"),
@@ -188,11 +188,11 @@ NAMES = [
     "%s%n{0}.png",
     " .png",
 ]
-"""Names of sound photos."""
+"""Names of valid photos."""
 
 
 def nested(opening: str, closing: str = "") -> str:
-    """Brackets within brackets."""
+    """Return deeply nested brackets."""
     return opening * DEEP + closing * DEEP
 
 
@@ -212,7 +212,7 @@ def changed(bundle: Path, path: str, value: Any) -> None:
 
 
 def reweighted(bundle: Path, file: str, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    """Change tensors of a stored explainer, and the hash with them: it comes from whoever wrote the rest."""
+    """Change tensors of a stored explainer, and their hash with them."""
     tensors = load_file(bundle / file)
     change(tensors)
     save_file(tensors, bundle / file)
@@ -220,14 +220,14 @@ def reweighted(bundle: Path, file: str, change: Callable[[dict[str, torch.Tensor
 
 
 def rehashed(bundle: Path, file: str) -> None:
-    """The hash of the file as it is."""
+    """Update the hash of a file."""
     config = json.loads((bundle / "config.json").read_text())
     config["sha256"][file] = hashlib.sha256((bundle / file).read_bytes()).hexdigest()
     (bundle / "config.json").write_text(json.dumps(config))
 
 
 def replaced(bundle: Path, file: str, content: bytes | Callable[[Path], None]) -> None:
-    """Put something else in a file's place, with its hash where it has one."""
+    """Replace a file, and its hash where it has one."""
     (bundle / file).unlink()
     if callable(content):
         content(bundle / file)
@@ -238,13 +238,13 @@ def replaced(bundle: Path, file: str, content: bytes | Callable[[Path], None]) -
 
 
 def fill(tensors: dict[str, torch.Tensor], number: float) -> None:
-    """All weights become this number."""
+    """Set all weights to a number."""
     for tensor in tensors.values():
         tensor.fill_(number)
 
 
 def tree(root: Path, classes: dict[str, int]) -> Path:
-    """Class folders of small images that differ."""
+    """Make class folders of small, different images."""
     for name, count in classes.items():
         (root / name).mkdir(parents=True)
         for i in range(count):
@@ -253,7 +253,7 @@ def tree(root: Path, classes: dict[str, int]) -> Path:
 
 
 def zipped(path: Path, *members: tuple[str, bytes]) -> Path:
-    """An archive with members of any name."""
+    """Make a zip archive with members of any name."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in members:
             archive.writestr(name, data)
@@ -261,7 +261,7 @@ def zipped(path: Path, *members: tuple[str, bytes]) -> Path:
 
 
 def tarred(path: Path, *members: tuple[str, bytes, str]) -> Path:
-    """An archive with members of any name and type: name, type, what a link leads to."""
+    """Make a tar archive with members of any name and type: name, type, target of a link."""
     with tarfile.open(path, "w:gz") as archive:
         for name, kind, target in members:
             entry = tarfile.TarInfo(name)
@@ -271,7 +271,7 @@ def tarred(path: Path, *members: tuple[str, bytes, str]) -> Path:
 
 
 def zip_bomb(path: Path) -> Path:
-    """A small archive of a gigabyte."""
+    """Make a small archive that unpacks to a gigabyte."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for label in "ab":
             for i in range(4):
@@ -282,5 +282,5 @@ def zip_bomb(path: Path) -> Path:
 
 
 def copy(bundle: Path, folder: Path) -> Path:
-    """A bundle to be spoilt."""
+    """Copy a bundle in order to damage it."""
     return Path(shutil.copytree(bundle, folder / "bundle"))

@@ -1,4 +1,4 @@
-"""The command: help, version, measurements on small work, errors with exit code 2."""
+"""The command: help, version, repeated options, errors with exit code 2."""
 
 import json
 from pathlib import Path
@@ -57,13 +57,13 @@ def test_bench_convergence_on_a_small_net(tmp_path: Path) -> None:
         (["bench", "coalitions", "--device", "cpu", "--device", "cuda"], "--device"),
     ],
 )
-def test_an_option_of_one_value_is_not_given_twice(arguments: list[str], option: str) -> None:
+def test_an_option_of_one_value_may_not_be_repeated(arguments: list[str], option: str) -> None:
     result = run(app, arguments)
     assert result.exit_code == 2
     assert f"{option} is given more than once" in " ".join(result.output.split())
 
 
-def test_options_of_many_values_are_given_often(tmp_path: Path) -> None:
+def test_options_of_many_values_may_be_repeated(tmp_path: Path) -> None:
     result = run(app, ["explain", str(tmp_path / "none.png"), "--target", "a", "--target", "b"])
     assert "no such file" in result.output
     keys = run(app, ["train", "digits", "--set", "data.seed=1", "--set", "data.seed=2", "--keys"])

@@ -1,4 +1,4 @@
-"""The laws over coalitions against their definitions, and the sampler against the laws."""
+"""Distributions over coalitions against their definitions, and samples against the distributions."""
 
 from fractions import Fraction
 from itertools import combinations
@@ -76,7 +76,7 @@ def test_the_authors_sampler_is_their_two_steps() -> None:
 
 @pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize("d", [5, 16, 196])
-def test_a_million_sizes_follow_the_law(d: int, paired: bool) -> None:
+def test_a_million_sizes_follow_the_distribution(d: int, paired: bool) -> None:
     law = shapley_kernel(d)
     sizes = law.sample(1_000_000, paired=paired, generator=_seeded()).sum(1)
     drawn = torch.bincount(sizes, minlength=d + 1) / 1_000_000

@@ -1,4 +1,4 @@
-"""A torchvision whose compiled operators do not fit torch is imported all the same, when somebody imports it."""
+"""torchvision can be imported although its compiled operators do not fit torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ whole = True
 
 
 def _python(code: str, *paths: Path) -> str:
-    """What a process prints that has these folders in its path, before everything that is installed."""
+    """Return what a process prints that has these folders first in its path."""
     given = os.environ.get("PYTHONPATH", "")
     path = os.pathsep.join([*map(str, paths), *([given] if given else [])])
     done = subprocess.run(
@@ -49,7 +49,7 @@ def test_vitshap_imports_neither_torchvision_nor_the_libraries_that_use_it() -> 
     assert not {"torchvision", "timm", "transformers"} & set(json.loads(_python(code)))
 
 
-def test_operators_that_are_missing_do_not_matter(tmp_path: Path) -> None:
+def test_missing_operators_do_not_matter(tmp_path: Path) -> None:
     place = _torchvision(tmp_path, REGISTERS)
     failed = "try:\n    import torchvision\nexcept RuntimeError as error:\n    print(error)"
     assert "torchvision::nms does not exist" in _python(failed, place), "it is broken without vitshap"
@@ -61,7 +61,7 @@ def test_operators_that_are_missing_do_not_matter(tmp_path: Path) -> None:
         assert said == f"True True {place / 'torchvision' / '__init__.py'}"
 
 
-def test_a_sound_one_is_loaded_once_and_by_its_own_loader(tmp_path: Path) -> None:
+def test_a_working_torchvision_is_loaded_once_and_by_its_own_loader(tmp_path: Path) -> None:
     place = _torchvision(tmp_path, "print('loaded')")
     code = "import vitshap, torchvision; print(type(torchvision.__loader__).__name__, torchvision.__spec__.loader)"
     loaded, loader = _python(code, place).splitlines()

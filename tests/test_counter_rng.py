@@ -1,4 +1,4 @@
-"""Counter-based numbers against SplitMix64's published ones, and against what uniform numbers look like."""
+"""Counter-based random numbers against published values of SplitMix64, and tests of uniformity."""
 
 import torch
 from hypothesis import given, settings
@@ -21,7 +21,7 @@ def test_the_stream_of_a_key_is_splitmix64() -> None:
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20))
 @settings(deadline=None, max_examples=50)
-def test_mixing_is_that_of_whole_number_arithmetic(numbers: list[int]) -> None:
+def test_mixing_agrees_with_python_integers(numbers: list[int]) -> None:
     def by_hand(x: int) -> int:
         x %= 2**64
         x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
@@ -67,6 +67,6 @@ def test_an_epochs_order_is_a_permutation_that_repeats(n: int, seed: int, epoch:
     assert torch.equal(order, shuffled(n, seed=seed, epoch=epoch))
 
 
-def test_whole_numbers_keep_to_their_bits() -> None:
+def test_integers_keep_within_their_bits() -> None:
     numbers = whole_numbers(torch.arange(1000), 3, bits=5)
     assert set(numbers.flatten().tolist()) == set(range(32))

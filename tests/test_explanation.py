@@ -1,4 +1,4 @@
-"""Explanations: what they refuse, what they say, and that they survive the disk."""
+"""Explanations: checks, tables, heatmaps, indexing, saving and loading."""
 
 import json
 import sys
@@ -42,7 +42,7 @@ def make(images=2, grid=(2, 3), explained=3, additive=True, seed=0, **changes) -
 
 
 def ragged(**changes) -> Explanation:
-    """Two images with 3 and 2 players on a 1 x 4 grid; the last token of the second belongs to nobody."""
+    """Two images with 3 and 2 players on a 1 x 4 grid; the last token of the second belongs to no player."""
     values = torch.tensor([[[1.0], [3.0], [2.0]], [[-1.0], [-2.0], [0.0]]])
     everything = {
         "values": values,
@@ -125,7 +125,7 @@ def test_heatmap_of_patches_is_the_values():
     assert torch.equal(explanation.heatmap("dog"), explanation.heatmap(1))
 
 
-def test_heatmap_of_groups_shows_each_players_value_and_nobody_as_nan():
+def test_heatmap_of_groups_shows_each_players_value_and_unassigned_tokens_as_nan():
     heat = ragged().heatmap()
     assert heat[0].tolist() == [[1, 3, 3, 2]]
     assert heat[1, 0, :3].tolist() == [-2, -1, -1]
@@ -176,7 +176,7 @@ def test_top_lists_the_largest_values_with_their_places():
     assert [len(best) for best in ragged().top(9)] == [3, 2]  # players that an image lacks are not listed
 
 
-def test_a_player_of_many_patches_is_where_most_of_it_is():
+def test_the_position_of_a_player_is_its_most_central_patch():
     labels = torch.zeros(1, 3, 5, dtype=torch.int64)
     labels[0, 0, 4] = (
         1  # the other player is everything else: its centre is the middle of the grid, a bit down and left
@@ -208,7 +208,7 @@ def test_a_table_has_a_line_for_every_value():
     assert table["row"].dtype == table["column"].dtype == int
 
 
-def test_a_table_leaves_out_players_that_an_image_lacks():
+def test_a_table_leaves_out_absent_players():
     table = ragged().to_dataframe()
     assert table[["image", "player", "column"]].to_numpy().tolist() == [
         [0, 0, 0],

@@ -34,7 +34,7 @@ PREDICTION = torch.tensor([[0.1, 0.7, 0.2, 0.0], [0.6, 0.1, 0.2, 0.1]])
 
 @dataclass(frozen=True, eq=False)
 class EqualShares(Method):
-    """Shares v(all) - v(nobody) equally: additive by construction."""
+    """Shares v(all) - v(none) equally: additive by construction."""
 
     scale: float = 1.0
 
@@ -49,14 +49,14 @@ class EqualShares(Method):
 
 @pytest.fixture
 def table(monkeypatch):
-    """A registry of our own, so that other tests do not see what we register."""
+    """A copy of the registry, so that other tests are not affected."""
     monkeypatch.setattr(METHODS, "table", dict(METHODS.table))
 
 
 FOR_MODELS = [name for name in list_methods() if name != "explainer"]
 
 
-def test_the_methods_of_this_part_are_there():
+def test_the_methods_are_listed():
     assert {"exact", "leave-one-out", "random", "explainer"} <= set(list_methods())
 
 
@@ -88,7 +88,7 @@ def test_unknown_names_and_options_name_the_nearest():
         method("random", model, model=model)
 
 
-def test_a_bare_net_is_to_be_wrapped_first():
+def test_a_network_must_be_wrapped_first():
     model = small_net()
     for name in FOR_MODELS:
         with pytest.raises(TypeError, match=r"got ViTForImageClassification: wrap it first, vitshap\.wrap\(net\)"):
@@ -109,7 +109,7 @@ def test_users_register_their_own():
         register("random", f"{__name__}:EqualShares")
 
 
-def test_an_additive_method_gets_its_ends_and_every_evaluation_counts():
+def test_an_additive_method_gets_its_endpoints_and_every_evaluation_counts():
     model = small_net()
     images = random_images(model, 3)
     explanation = EqualShares(model)(images)
@@ -136,7 +136,7 @@ def test_photos_keep_their_boxes_and_blocks_their_map():
     assert explanation.players[0, 0].tolist() == [0, 0, 1, 1]
 
 
-def test_players_that_an_image_lacks_are_masked_and_get_zero():
+def test_players_absent_from_an_image_are_masked_and_get_zero():
     labels = torch.arange(9).view(1, 3, 3).repeat(2, 1, 1)
     labels[1] = labels[1].clamp(max=4)
     model = small_net()
@@ -147,9 +147,10 @@ def test_players_that_an_image_lacks_are_masked_and_get_zero():
 
 
 class Nameless:
-    """A model of one's own, not made by ``wrap``, whose games do not say who plays."""
+    """A model that was not made by ``wrap`` and whose games have no players."""
 
     class_names = None
+    classifier_fingerprint = None
     num_classes = 4
     unit = "probability"
 
@@ -161,7 +162,7 @@ class Nameless:
 
 
 def test_a_game_without_players_is_refused():
-    with pytest.raises(TypeError, match="who plays"):
+    with pytest.raises(TypeError, match="needs an attribute players"):
         EqualShares(Nameless())(torch.zeros(1, 3, 6, 6))
 
 
@@ -211,7 +212,7 @@ def test_targets_are_read(target, classes):
         (torch.zeros(2, 0, dtype=torch.int64), ValueError, r"\[2, 0\]"),
     ],
 )
-def test_targets_that_make_no_sense_are_refused(target, error, message):
+def test_invalid_targets_are_refused(target, error, message):
     with pytest.raises(error, match=message):
         resolve_target(target, PREDICTION, NAMES)
 
@@ -264,7 +265,7 @@ def test_a_number_is_a_class_unless_a_class_has_it_as_its_name():
         (lambda prediction: prediction.argmin(1), 4, False),
     ],
 )
-def test_a_target_says_how_many_classes_it_asks_for(target, most, named):
+def test_the_number_of_classes_of_a_target(target, most, named):
     assert most_classes(target, 4) == most
     assert names_classes(target) == named
 
@@ -304,7 +305,7 @@ def test_an_explainer_is_a_method_like_any_other(tmp_path):
         method("explainer", model)
 
 
-def test_sampling_methods_say_so_and_take_a_budget():
+def test_sampling_methods_are_marked_and_take_a_budget():
     model = small_net()
     made = {name: method(name, model) for name in FOR_MODELS}
     assert {name for name, one in made.items() if one.samples} == {"kernelshap", "kernelshap-original", "permutation"}
@@ -318,7 +319,7 @@ def test_sampling_methods_say_so_and_take_a_budget():
 
 @dataclass(frozen=True, eq=False)
 class TokenNorm(TokenMethod):
-    """Scores a token by the length of its embedding, for every class alike."""
+    """Scores a token by the length of its embedding, the same for every class."""
 
     name = "token-norm"
     class_specific = False

@@ -1,4 +1,4 @@
-"""Players: one mechanism from coalitions to tokens."""
+"""Players: from coalitions to masks of tokens."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def test_one_map_per_image_with_unequal_numbers_of_players() -> None:
         assert row.tolist() == _keep_by_hand(labels[i], coalition)
 
 
-def test_segments_of_pixels_go_to_the_patches_that_hold_most_of_them() -> None:
+def test_patches_belong_to_the_segment_with_most_of_their_pixels() -> None:
     labels = np.full((8, 12), 7)  # as scikit-image counts: any numbers
     labels[:, 4:] = 3
     labels[0:4, 8:12] = 9
@@ -58,12 +58,12 @@ def test_segments_of_pixels_go_to_the_patches_that_hold_most_of_them() -> None:
     assert torch.equal(from_pixels(framed, (2, 3), box=(3, 1, 15, 9)).labels, players.labels)
 
 
-def test_segments_that_win_no_patch_are_no_players_and_negative_ones_nobody() -> None:
+def test_segments_that_win_no_patch_are_dropped_and_negative_labels_mean_no_player() -> None:
     labels = torch.zeros(2, 4, 4, dtype=torch.int32)
     labels[0, 0, 0] = 4  # one pixel of four
     labels[1, :2, :2] = -3
     labels[1, 2:, 2:] = torch.tensor([[8, 8], [0, 0]])  # as many of each: the smaller label
-    with pytest.warns(UserWarning, match="2 of 4 segments have the most pixels of no patch"):
+    with pytest.warns(UserWarning, match="2 of 4 segments win no patch"):
         players = from_pixels(labels, (2, 2))
     assert players.labels.tolist() == [[[0, 0], [0, 0]], [[-1, 0], [0, 0]]]
 
@@ -72,9 +72,9 @@ def test_segments_that_win_no_patch_are_no_players_and_negative_ones_nobody() ->
     ("labels", "options", "error", "says"),
     [
         (torch.zeros(4, 4), {}, TypeError, "float32"),
-        (torch.zeros(1, 4, dtype=torch.int64), {}, ValueError, "2 of 2 x 2 patches hold no pixel"),
+        (torch.zeros(1, 4, dtype=torch.int64), {}, ValueError, "2 of 2 x 2 patches contain no pixel"),
         (torch.zeros(4, 4, dtype=torch.int64), {"box": (4, 0, 0, 4)}, ValueError, "left, top, right, bottom"),
-        (torch.zeros(4, 4, dtype=torch.int64), {"box": (0, 0, 8, 4)}, ValueError, "hold no pixel"),
+        (torch.zeros(4, 4, dtype=torch.int64), {"box": (0, 0, 8, 4)}, ValueError, "contain no pixel"),
     ],
 )
 def test_bad_maps_of_pixels_are_named(labels, options, error, says: str) -> None:
@@ -82,7 +82,7 @@ def test_bad_maps_of_pixels_are_named(labels, options, error, says: str) -> None
         from_pixels(labels, (2, 2), **options)
 
 
-def test_nobodys_tokens_are_always_kept() -> None:
+def test_tokens_of_no_player_are_always_kept() -> None:
     players = from_labels(torch.tensor([[0, -1]]), (1, 2))
     assert players.keep_tokens(torch.tensor([[False]])).tolist() == [[False, True]]
 

@@ -1,4 +1,4 @@
-"""Coalitions per sample: the exact law, and nothing but (seed, epoch, index) decides them."""
+"""Coalitions per sample: the exact distribution, as a function of (seed, epoch, index)."""
 
 from itertools import combinations
 
@@ -34,7 +34,7 @@ def test_members_are_uniform_within_a_size() -> None:
     assert ((counts - 1000) ** 2 / 1000).sum() < 43.8  # 99.9 % quantile with 19 degrees of freedom
 
 
-def test_every_player_joins_equally_often_and_pairs_as_the_law_says() -> None:
+def test_players_and_pairs_of_players_are_as_frequent_as_in_the_law() -> None:
     law, n = shapley_kernel(12), 100_000
     subsets = sample_coalitions(law, torch.arange(n // 10), seed=2, epoch=3, n=10).flatten(0, 1).double()
     moment = subsets.T @ subsets / n
@@ -43,7 +43,9 @@ def test_every_player_joins_equally_often_and_pairs_as_the_law_says() -> None:
 
 @given(data=st.data(), d=st.integers(2, 40), pairs=st.integers(1, 6), seed=st.integers(0, 99), epoch=st.integers(0, 99))
 @settings(deadline=None, max_examples=40)
-def test_only_seed_epoch_and_index_decide(data: st.DataObject, d: int, pairs: int, seed: int, epoch: int) -> None:
+def test_coalitions_depend_only_on_seed_epoch_and_index(
+    data: st.DataObject, d: int, pairs: int, seed: int, epoch: int
+) -> None:
     indices = torch.tensor(data.draw(st.lists(st.integers(0, 10**6), min_size=1, max_size=12)))
     law = shapley_kernel(d)
     together = sample_coalitions(law, indices, seed=seed, epoch=epoch, n=2 * pairs, paired=True)
@@ -78,6 +80,6 @@ def test_fixed_size_has_that_size(d: int, data: st.DataObject) -> None:
     ("law", "n", "says"),
     [(uniform_size(4), 3, "even"), (fixed_size(4, 1), 2, "complement")],
 )
-def test_bad_input_is_named(law, n: int, says: str) -> None:
+def test_bad_input_is_reported(law, n: int, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         sample_coalitions(law, torch.arange(2), seed=0, epoch=0, n=n, paired=True)

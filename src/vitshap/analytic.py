@@ -1,4 +1,4 @@
-"""Textbook games whose Shapley values are known: what every estimator is tested against."""
+"""Textbook games with known Shapley values, which the estimators are tested against."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from vitshap.game import Game
 
 
 class AnalyticGame(Game):
-    """A game that knows its Shapley values."""
+    """A game with known Shapley values."""
 
     def __init__(self, value: Callable[[Coalitions], Tensor], shapley_values: Tensor, /) -> None:
-        """``shapley_values``: float64 ``[B, d, K]``; ``value`` takes bool ``[B, S, d]``."""
+        """Make a game of ``value``, a function of bool ``[B, S, d]``; ``shapley_values`` are float64 ``[B, d, K]``."""
         batch, players, outputs = shapley_values.shape
         super().__init__(
             value, num_players=players, num_outputs=outputs, batch_size=batch, device=shapley_values.device
@@ -26,13 +26,13 @@ class AnalyticGame(Game):
 
 
 def additive(weights: Tensor, /) -> AnalyticGame:
-    """v(s) is the sum of the members' weights (``[B, d, K]``), which are the Shapley values."""
+    """Make the game whose v(s) is the sum of the members' weights (``[B, d, K]``), which are the Shapley values."""
     weights = weights.to(torch.float64)
     return AnalyticGame(lambda s: s.to(torch.float64) @ weights, weights)
 
 
 def majority(d: int, /, quota: int | None = None) -> AnalyticGame:
-    """v(s) = 1 if s has at least ``quota`` members (default: more than half); everybody is worth 1/d."""
+    """Make the game with v(s) = 1 if s has at least ``quota`` members (default: more than half); all values are 1/d."""
     needed = d // 2 + 1 if quota is None else quota
 
     def value(s: Coalitions) -> Tensor:
@@ -42,7 +42,7 @@ def majority(d: int, /, quota: int | None = None) -> AnalyticGame:
 
 
 def glove(left: int, right: int, /) -> AnalyticGame:
-    """The first ``left`` players own a left glove, the others a right one; v(s) is the number of pairs in s."""
+    """Make the glove game: ``left`` players own a left glove, ``right`` a right one; v(s) is the number of pairs in s."""
     d = left + right
 
     def value(s: Coalitions) -> Tensor:
@@ -72,10 +72,10 @@ def random_unanimity(
     seed: int = 0,
     largest: int | None = None,
 ) -> AnalyticGame:
-    """A random weighted sum of unanimity games: v(s) = sum of c_T over the sets T contained in s.
+    """Make a random weighted sum of unanimity games: v(s) is the sum of c_T over the sets T contained in s.
 
-    Each c_T is shared equally among the members of T. Every game is such a sum, so these are games of any shape;
-    ``largest`` bounds the order of interaction.
+    Each c_T is shared equally among the members of T. Every game can be written in this way. ``largest`` limits the size
+    of the sets, which is the order of interaction.
     """
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.randint(1, (largest or d) + 1, (terms,), generator=generator)

@@ -1,10 +1,11 @@
-"""The command. Each subcommand imports what it needs when it runs."""
+"""The command ``vitshap``. Each subcommand imports what it needs when it runs."""
 
 from __future__ import annotations
 
 import inspect
 import os
 import signal
+import sys
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
+from vitshap.errors import leave
 from vitshap.explaining import command as explaining
 
 T = TypeVar("T")
@@ -45,7 +47,7 @@ def demo(
         Path, typer.Option(help="Folder for report and pictures; an earlier demo there is replaced.")
     ] = Path("demo-output"),
 ) -> None:
-    """Train on digits, compare with exact Shapley values and other methods, explain two photos, write a report."""
+    """Explain two photos, train on digits, compare with exact Shapley values and other methods, write a report."""
     from vitshap.demo import main as run
 
     raise typer.Exit(run(out, console))
@@ -55,23 +57,17 @@ def demo(
 def train(
     recipe: Annotated[str, typer.Argument(help="Name of a shipped recipe (--list) or path of a YAML file.")] = "",
     data: Annotated[str | None, typer.Option(help="Folder of class folders, archive, or digits.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="timm name, or hub id or folder of transformers; default: the recipe's.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="timm name, or hub id or folder of transformers.")] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder; default: runs/RECIPE.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the output folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    show_keys: Annotated[
-        bool, typer.Option("--keys", help="Print all settings of the recipe with their meaning, and exit.")
-    ] = False,
-    show_list: Annotated[
-        bool, typer.Option("--list", help="Print the shipped recipes with their time and memory, and exit.")
-    ] = False,
+    show_keys: Annotated[bool, typer.Option("--keys", help="Print all settings of the recipe, and exit.")] = False,
+    show_list: Annotated[bool, typer.Option("--list", help="Print the shipped recipes, and exit.")] = False,
 ) -> None:
-    """Train an explainer from images and a model: classifier, surrogate and explainer, by a recipe."""
+    """Train an explainer of a model on images, by a recipe: classifier, surrogate, explainer."""
     from vitshap.errors import user_errors
     from vitshap.training.recipes.recipe import load_recipe, print_keys, print_recipes
 
@@ -103,15 +99,15 @@ app.command("explain")(command_of(explaining.Options, explaining.run))
 
 
 class OncePerOption(TyperCommand):
-    """A command that refuses an option given twice where it takes one value, instead of keeping the last."""
+    """A command that rejects an option of one value given twice, instead of using the last."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, and look at what was given how often."""
+        """Parse the arguments; fail if an option of one value is repeated."""
         _, _, given = self.make_parser(ctx).parse_args(args=list(args))
         for option in self.params:
             single = option.param_type_name == "option" and not getattr(option, "multiple", False)
             if single and sum(one is option for one in given) > 1:
-                ctx.fail(f"{option.opts[0]} is given more than once, and takes one value")
+                ctx.fail(f"{option.opts[0]} is given more than once, but takes one value")
         return super().parse_args(ctx, args)
 
 
@@ -148,12 +144,12 @@ _single_values(app)
 
 
 def main() -> None:
-    """Run the command; errors of the user end with exit code 2 and one line, SIGTERM as Ctrl-C does, with code 143."""
+    """Run the command. A user's error ends it with one line and exit code 2; SIGTERM acts as Ctrl-C, with exit code 143."""
     process, stopped = os.getpid(), False
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal stopped
-        if os.getpid() != process:  # a child that was forked has nothing to complete
+        if os.getpid() != process:  # a forked child has nothing to finish
             os._exit(128 + number)
         if not stopped:
             stopped = True
@@ -163,6 +159,7 @@ def main() -> None:
     try:
         app()
     except SystemExit as end:
-        if stopped and end.code:
-            raise SystemExit(128 + signal.SIGTERM) from end
-        raise
+        code = 128 + signal.SIGTERM if stopped and end.code else end.code
+        if sys.argv[1:2] == ["explain"] and (code is None or isinstance(code, int)):
+            leave(code or 0)  # its files are complete: the libraries' own clean-up takes more than a second
+        raise SystemExit(code) from end

@@ -1,7 +1,8 @@
 """Distributions over subsets of players.
 
-Every law here is *exchangeable*: first a size is drawn, then that many members uniformly. So a law is nothing but its
-probabilities of sizes, and every expectation that the estimators need (``E[s]``, ``E[ss']``) has a closed form in them.
+All distributions here are *exchangeable*: a size is drawn first, then that many members uniformly. A distribution is
+therefore given by the probabilities of the sizes, in which all expectations that the estimators need (``E[s]``,
+``E[ss']``) have a closed form.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from vitshap.counter_rng import random_bits, sample_keys, whole_numbers
 
 Coalitions: TypeAlias = Tensor
-"""A boolean tensor ``[..., d]``; ``True`` says that the player takes part."""
+"""A boolean tensor ``[..., d]``; ``True`` marks the members."""
 _SIZE_BITS = 53
 
 
@@ -30,11 +31,11 @@ class CoalitionLaw:
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether a coalition and its complement are equally likely, so that pairing keeps the law."""
+        """Whether a coalition and its complement are equally likely, so that pairing keeps the distribution."""
         return bool(torch.allclose(self.size_probabilities, self.size_probabilities.flip(0), rtol=1e-9, atol=1e-15))
 
     def second_moment(self) -> Tensor:
-        """``E[ss']`` in closed form, float64 ``[d, d]``."""
+        """Return ``E[ss']`` in closed form, float64 ``[d, d]``."""
         d = self.num_players
         size = torch.arange(d + 1, dtype=torch.float64)
         together = (self.size_probabilities * size * (size - 1)).sum() / max(d * (d - 1), 1)
@@ -72,9 +73,9 @@ class CoalitionLaw:
 
 
 def shapley_kernel(d: int) -> CoalitionLaw:
-    """The law p_Sh, whose weighted-least-squares problem has the Shapley values as its solution.
+    """Return the distribution p_Sh, whose weighted-least-squares problem has the Shapley values as its solution.
 
-    ``p(size = k)`` is proportional to ``1 / (k (d - k))`` for k = 1..d-1; the empty and the full set have none.
+    ``p(size = k)`` is proportional to ``1 / (k (d - k))`` for k = 1..d-1, and 0 for the empty and the full coalition.
     """
     _require_count("d", d, least=2)
     size = torch.arange(1, d, dtype=torch.float64)
@@ -85,10 +86,10 @@ def shapley_kernel(d: int) -> CoalitionLaw:
 
 
 def authors_sampler(d: int) -> CoalitionLaw:
-    """What the published code of the paper draws in place of ``shapley_kernel``, in pairs of complements.
+    """Return the distribution that the published code of the paper samples instead of ``shapley_kernel``.
 
-    The probabilities of the sizes 1..d-1 stand at k = 0..d-2, and every player is kept independently with probability
-    ``1 - k/d`` (or, in the complement, ``k/d``). For 196 players 12.14 % of the coalitions are empty or full.
+    It draws k = 0..d-2 with the probabilities of the sizes 1..d-1, and keeps every player independently with probability
+    ``1 - k/d`` (in the complement, ``k/d``). For 196 players 12.14 % of the coalitions are empty or full.
     """
     k = torch.arange(d - 1, dtype=torch.float64)
     drawn = shapley_kernel(d).size_probabilities[1:d]
@@ -99,13 +100,13 @@ def authors_sampler(d: int) -> CoalitionLaw:
 
 
 def uniform_size(d: int) -> CoalitionLaw:
-    """Every size 0..d equally likely: the law that surrogates are trained with."""
+    """Return the distribution with equally likely sizes 0..d, which surrogates are trained with."""
     _require_count("d", d)
     return CoalitionLaw(d, torch.full((d + 1,), 1 / (d + 1), dtype=torch.float64))
 
 
 def fixed_size(d: int, n: int) -> CoalitionLaw:
-    """All subsets of exactly ``n`` players, equally likely."""
+    """Return the uniform distribution over the subsets of exactly ``n`` players."""
     _require_count("d", d)
     _require_count("n", n, least=0)
     probabilities = torch.zeros(d + 1, dtype=torch.float64)
@@ -114,23 +115,23 @@ def fixed_size(d: int, n: int) -> CoalitionLaw:
 
 
 def of_sizes(sizes: Tensor, d: int, *, generator: torch.Generator | None = None) -> Coalitions:
-    """One coalition of each of the given sizes (int ``[n]``), its members uniform; bool ``[n, d]`` on their device."""
+    """Draw one coalition of each of the given sizes (int ``[n]``), uniformly; bool ``[n, d]`` on their device."""
     _require_count("d", d)
     return _draw_members(sizes, d, generator)
 
 
 def harmonic_number(n: int) -> float:
-    """``H_n = 1 + 1/2 + ... + 1/n``, correctly rounded up to n = 1,000."""
+    """Return ``H_n = 1 + 1/2 + ... + 1/n``, correctly rounded up to n = 1,000."""
     if n > 1000:  # exact fractions grow too long; summing the small terms first keeps the error near 1e-16
         return float((1 / torch.arange(n, 0, -1, dtype=torch.float64)).sum())
     return float(sum((Fraction(1, i) for i in range(1, n + 1)), Fraction(0)))
 
 
 def all_coalitions(d: int, *, device: torch.device | str = "cpu") -> Coalitions:
-    """All ``2^d`` subsets, bool ``[2^d, d]``; bit i of the row's number says whether player i takes part."""
+    """Return all ``2^d`` subsets, bool ``[2^d, d]``; bit i of the row number is the membership of player i."""
     _require_count("d", d, least=0)
     if d > 20:
-        raise ValueError(f"{d} players have 2^{d} coalitions: enumeration is offered up to 20 players")
+        raise ValueError(f"{d} players have 2^{d} coalitions: they can be enumerated for at most 20 players")
     number = torch.arange(2**d, device=device)
     return (number[:, None] >> torch.arange(d, device=device)) & 1 > 0
 
@@ -165,9 +166,9 @@ def sample_coalitions(
 
 
 def _draw_members(sizes: Tensor, d: int, generator: torch.Generator | None) -> Coalitions:
-    """Uniform members for each size by selection sampling: player j joins with probability (still needed) / (still left).
+    """Draw uniform members for each size by selection sampling: d vector steps, no sort, no ``[n, d]`` random keys.
 
-    One pass of d vector steps: no sort, no [n, d] array of random keys.
+    Player j joins with probability (members still needed) / (players still left).
     """
     members = torch.empty(d, len(sizes), dtype=torch.bool, device=sizes.device)
     needed = sizes.to(torch.float32)
@@ -205,5 +206,5 @@ def _require_count(name: str, value: int, least: int = 1) -> None:
 def _require_pairs(law: CoalitionLaw, n: int) -> None:
     if n % 2 or not law.is_symmetric:
         raise ValueError(
-            f"paired sampling needs an even n, got {n}, and a law with equal probability of a coalition and its complement"
+            f"paired sampling needs an even n, got {n}, and a distribution with equal probability of complements"
         )

@@ -1,4 +1,4 @@
-"""Work-arounds for what other packages get wrong together."""
+"""Work-arounds for incompatibilities of other packages."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from types import ModuleType
 
 import torch
 
-_held: list[torch.library.Library] = []  # a library's definitions end with the object
+_held: list[torch.library.Library] = []  # its definitions are removed with the object
 
 
 def make_torchvision_importable() -> None:
-    """From now on ``import torchvision`` succeeds where only its compiled operators are missing.
+    """Make ``import torchvision`` succeed if only its compiled operators are missing.
 
-    torchvision's public wheel cannot load its operators beside a CPU-only torch. Then its import fails, and with it that
-    of timm and of transformers' models, although none of the three needs these operators here. Its Python code works
-    once the operators that it registers shapes for have a schema. Nothing is imported now: a hook acts when torchvision
-    is first imported, and changes nothing where that import succeeds. ``import vitshap`` calls this.
+    torchvision's public wheel cannot load its operators with a CPU-only torch. Then its import fails, and with it that of
+    timm and of transformers' models, although none of them needs these operators here. Its Python code works once the
+    operators that it registers shapes for have a schema. Nothing is imported by this call: a hook acts when torchvision is
+    first imported, and changes nothing if that import succeeds. ``import vitshap`` calls this.
     """
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 class _Finder(MetaPathFinder):
-    """Finds torchvision as the other finders do, and has it loaded by ``_Loader``."""
+    """Find torchvision with the other finders, and load it with ``_Loader``."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -43,7 +43,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads torchvision; if its operators are missing, once more after they are declared."""
+    """Load torchvision; if its operators are missing, declare them and load it again."""
 
     def __init__(self, plain: Loader) -> None:
         self.plain = plain
@@ -67,7 +67,7 @@ class _Loader(Loader):
 
 
 def _declare_operators() -> None:
-    if _held:  # declared before: torch refuses a second declaration
+    if _held:  # torch rejects a second declaration
         return
     library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for operator in ("nms", "qnms"):

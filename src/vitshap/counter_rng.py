@@ -1,9 +1,9 @@
-"""Random numbers that are a pure function of (seed, epoch, sample index).
+"""Counter-based random numbers: a pure function of seed, epoch and sample index.
 
-A generator's stream depends on who drew before: on the order of samples, the batch size and the number of processes.
-Here nothing is drawn from a stream. A sample's key is a hash of purpose, seed, epoch and index, and its numbers are
-the hash of key and position (SplitMix64, Steele, Lea and Flood 2014), in whole-number arithmetic that is the same on
-every device. So a resumed, a re-batched and a distributed run see the same augmentations and the same coalitions.
+The stream of an ordinary generator depends on the order of the samples, the batch size and the number of processes.
+Here, a sample's key is a hash of purpose, seed, epoch and index, and its random numbers are hashes of key and position
+(SplitMix64, Steele, Lea and Flood 2014), in integer arithmetic that is the same on every device. A resumed, a re-batched
+and a distributed run therefore use the same augmentations and the same coalitions.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _SECOND = -7723592293110705685  # 0x94D049BB133111EB
 
 
 def mixed(x: Tensor) -> Tensor:
-    """Scramble the bits of int64 numbers (read as unsigned); no two numbers give the same."""
+    """Scramble the bits of int64 numbers (read as unsigned); the mapping is one to one."""
     x = (x ^ _shifted(x, 30)) * _FIRST
     x = (x ^ _shifted(x, 27)) * _SECOND
     return x ^ _shifted(x, 31)
 
 
 def sample_keys(purpose: str, indices: Tensor, *, seed: int, epoch: int) -> Tensor:
-    """One key per sample, int64 ``[B]``, on the device of the indices (int ``[B]``).
+    """Return one key per sample, int64 ``[B]``, on the device of the indices (int ``[B]``).
 
-    The purpose keeps apart what is drawn for the same sample: its crop says nothing about its coalitions.
+    Different purposes give independent random numbers for the same sample, for example its crop and its coalitions.
     """
     start = int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:8], "little", signed=True)
     key = torch.tensor(start)
@@ -38,34 +38,34 @@ def sample_keys(purpose: str, indices: Tensor, *, seed: int, epoch: int) -> Tens
 
 
 def random_bits(keys: Tensor, n: int) -> Tensor:
-    """``n`` numbers of 64 random bits for each key ``[...]``: int64 ``[..., n]``. More of them begin with the same."""
+    """Return ``n`` numbers of 64 random bits for each key ``[...]``: int64 ``[..., n]``; a larger n adds to the end."""
     position = torch.arange(1, n + 1, device=keys.device)
     return mixed(keys[..., None] + position * _GAMMA)
 
 
 def uniforms(keys: Tensor, n: int) -> Tensor:
-    """``n`` numbers in [0, 1) for each key: ``[..., n]``, float64 of 53 bits (float32 of 24 where there is no float64)."""
+    """Return ``n`` numbers in [0, 1) per key, ``[..., n]``: float64 with 53 random bits (on MPS float32 with 24)."""
     if keys.device.type == "mps":
         return _shifted(random_bits(keys, n), 40).float() * 2.0**-24
     return _shifted(random_bits(keys, n), 11).double() * 2.0**-53
 
 
 def whole_numbers(keys: Tensor, n: int, *, bits: int) -> Tensor:
-    """``n`` numbers in 0..2^bits - 1 for each key, int64 ``[..., n]``; at most 63 bits."""
+    """Return ``n`` integers in 0..2^bits - 1 for each key, int64 ``[..., n]``; at most 63 bits."""
     return _shifted(random_bits(keys, n), 64 - bits)
 
 
 def shuffled(n: int, *, seed: int, epoch: int, device: torch.device | str = "cpu") -> Tensor:
-    """The order in which an epoch visits ``n`` samples: a permutation of 0..n-1, int64 ``[n]``."""
+    """Return the order in which an epoch visits ``n`` samples: a permutation of 0..n-1, int64 ``[n]``."""
     keys = sample_keys("order", torch.arange(n, device=device), seed=seed, epoch=epoch)
     return keys.argsort()
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
-    """A shift to the right that fills with zeros; torch's own repeats the sign."""
+    """Shift to the right and fill with zeros (torch fills with the sign bit)."""
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 
 def _wrapped(number: int) -> int:
-    """Any whole number as a signed one of 64 bits."""
+    """Wrap an integer to 64 bits, signed."""
     return (number + 2**63) % 2**64 - 2**63

@@ -86,7 +86,7 @@ def _ends_promptly(message: str) -> Iterator[Event]:
             time.sleep(GRACE)
             if not said.is_set():
                 print(f"error: {message}", file=sys.stderr)
-            _leave(128 + number)
+            leave(128 + number)
         os.close(reader)
 
     Thread(target=watch, daemon=True).start()
@@ -94,7 +94,7 @@ def _ends_promptly(message: str) -> Iterator[Event]:
         yield said
     finally:
         if said.is_set() and noticed.wait(0.5):
-            atexit.register(_leave, 128 + number)  # the first of all to be called
+            atexit.register(leave, 128 + number)  # the first of all to be called
         else:
             signal.set_wakeup_fd(before)
             os.close(writer)
@@ -104,7 +104,8 @@ def _show_in_a_line(message: Warning | str, category: type[Warning], *where: Any
     print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
-def _leave(code: int) -> None:
+def leave(code: int) -> None:
+    """End this process at once, without the clean-up at exit, which takes seconds after large libraries were imported."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # nobody reads it any more
             stream.flush()

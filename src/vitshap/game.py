@@ -1,8 +1,8 @@
 """A cooperative game: the value v(s) of every coalition s, for a batch of inputs at once.
 
-Everything that estimates or measures asks a ``Game`` and nothing else, so it works on a vision transformer, on a table of
-values and on a textbook game alike. A game is a function (the same coalition gives the same value), it remembers v of
-the empty and of the full coalition, and it counts how often it was asked.
+Estimators and metrics use nothing but a ``Game``, so they work with a vision transformer, with a table of values and with
+a textbook game. A game is deterministic, stores the values of the empty and of the full coalition once they are computed,
+and counts its evaluations.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from vitshap.players import Players
 ClassLike: TypeAlias = int | str
 """A class by its index or by its name."""
 NUMBERS_AT_ONCE = 2**24
-"""Bound on the numbers that a chunk of coalitions and its values hold; 64 MiB in float32."""
+"""Largest number of elements in a chunk of coalitions and its values; 64 MiB in float32."""
 
 
 class Game:
     """Values of coalitions for a batch of ``batch_size`` inputs and ``num_outputs`` outputs (classes)."""
 
     players: Players | None = None
-    """Which tokens each player stands for, where the game is about images."""
+    """The tokens of each player, if this is a game of images."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class Game:
         device: torch.device | str = "cpu",
         player_mask: Tensor | None = None,
     ) -> None:
-        """``value`` takes bool ``[B, S, d]`` and returns ``[B, S, K]``.
+        """Make a game of ``value``, a function from coalitions bool ``[B, S, d]`` to values ``[B, S, K]``.
 
-        ``player_mask`` (bool ``[B, d]``) tells which players exist where inputs have unequal numbers of them.
+        ``player_mask`` (bool ``[B, d]``) marks the players that exist, if inputs have different numbers of players.
         """
         self._value = value
         self.num_players = num_players
@@ -52,16 +52,16 @@ class Game:
         self.device = torch.device(device)
         self.player_mask = player_mask
         self.class_names: Sequence[str] | None = None
-        """Names of the outputs, where they have any."""
+        """Names of the outputs, if they have any."""
         self.evaluations = 0
         """Coalitions evaluated so far per input, the empty and the full one included."""
         self._null: Tensor | None = None
         self._grand: Tensor | None = None
 
     def __call__(self, coalitions: Coalitions, /, targets: Tensor | None = None) -> Tensor:
-        """Values ``[B, S, K]``, or ``[B, S, T]`` for ``targets`` int64 ``[B, T]``.
+        """Evaluate coalitions: values ``[B, S, K]``, or ``[B, S, T]`` for ``targets`` int64 ``[B, T]``.
 
-        ``coalitions``: bool ``[B, S, d]``, or ``[S, d]`` for the same coalitions on every input.
+        ``coalitions``: bool ``[B, S, d]``, or ``[S, d]`` to evaluate the same coalitions for every input.
         """
         check_coalitions(coalitions, self.num_players)
         if coalitions.ndim == 2:
@@ -86,10 +86,10 @@ class Game:
         *,
         chunk: int | None = None,
     ) -> Iterator[Tensor]:
-        """Yield values chunk by chunk, so that neither all coalitions nor all values need to exist at once.
+        """Yield values chunk by chunk, so that not all values are in memory at once.
 
-        ``coalitions`` is a tensor, which is split into chunks of ``chunk`` coalitions of every input (by default as many
-        as keep a chunk and its values small), or an iterable of tensors, which are evaluated one by one.
+        ``coalitions`` is a tensor, which is split into chunks of ``chunk`` coalitions per input (default:
+        ``bounded_chunk``), or an iterable of tensors, which are evaluated one by one.
         """
         if isinstance(coalitions, Tensor):
             coalitions = coalitions.split(chunk or self.bounded_chunk, dim=-2)  # type: ignore[no-untyped-call]
@@ -98,7 +98,7 @@ class Game:
 
     @property
     def bounded_chunk(self) -> int:
-        """How many coalitions of every input to evaluate at once, so that they and their values stay small."""
+        """Number of coalitions per input that are evaluated at once so that they and their values stay small."""
         return max(1, NUMBERS_AT_ONCE // (self.batch_size * (self.num_players + self.num_outputs)))
 
     @property
@@ -116,7 +116,7 @@ class Game:
         return self._grand
 
     def only(self, targets: Tensor, /) -> Game:
-        """The same game with the outputs ``targets`` (int64 ``[B, T]``) alone; evaluations count here too."""
+        """Return the same game restricted to the outputs ``targets`` (int64 ``[B, T]``); both count its evaluations."""
         part = Game(
             lambda coalitions: self(coalitions, targets),
             num_players=self.num_players,
@@ -129,12 +129,12 @@ class Game:
         return part
 
     def _end(self, member: bool) -> Tensor:
-        """v of the coalition of all players or of none, ``[B, K]``."""
+        """Evaluate the full (``member=True``) or the empty coalition, ``[B, K]``."""
         return self(torch.full((1, self.num_players), member, device=self.device))[:, 0]
 
 
 def class_index(target: ClassLike, class_names: Sequence[str] | None, num_classes: int) -> int:
-    """The index of a class given by index or name; a ``ValueError`` suggests the nearest names."""
+    """Return the index of a class given by index or name; an unknown name is a ``ValueError`` with a suggestion."""
     if isinstance(target, Tensor) and target.ndim == 0 and not target.is_floating_point():
         target = target.item()
     if isinstance(target, bool) or not isinstance(target, Integral | str):

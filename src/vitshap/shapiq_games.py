@@ -1,7 +1,7 @@
-"""Games to and from shapiq: its approximators run on our games, ours on its games.
+"""Conversion of games to and from the package shapiq, so that either package's estimators run on the other's games.
 
-shapiq is imported only when a game is handed to it. A shapiq game has one number per coalition, so one input and one
-output of ours is chosen.
+shapiq is imported only when a game is converted to it. A shapiq game has one number per coalition, so one input and one
+output of a vitshap game are chosen.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from vitshap.game import ClassLike, Game, class_index
 
 
 class ShapiqGame(Protocol):
-    """What we need of a shapiq game."""
+    """The part of a shapiq game that is used here."""
 
     n_players: int
 
     def __call__(self, coalitions: npt.NDArray[np.bool_]) -> npt.NDArray[np.floating[Any]]:
-        """Values ``[n]`` of boolean coalitions ``[n, n_players]``."""
+        """Evaluate boolean coalitions ``[n, n_players]``: values ``[n]``."""
 
 
 def as_shapiq(game: Game, /, output: ClassLike, *, index: int = 0) -> ShapiqGame:
-    """One output of one input of ``game`` as a ``shapiq.Game``, normalised so that the empty coalition has the value 0.
+    """Convert one output of one input of ``game`` to a ``shapiq.Game``; the empty coalition gets the value 0.
 
-    ``output`` is the number of a class, or its name where the game has names (``game.class_names``). The game is asked
-    for its whole batch: give a game of one input where evaluations are expensive.
+    ``output`` is a class by number, or by name if the game has ``class_names``. Every call evaluates the whole batch of
+    ``game``: convert a game of one input if evaluations are expensive.
     """
     number = class_index(output, game.class_names, game.num_outputs)
     if not 0 <= index < game.batch_size:
@@ -54,11 +54,11 @@ def as_shapiq(game: Game, /, output: ClassLike, *, index: int = 0) -> ShapiqGame
 
 
 def from_shapiq(shapiq_game: ShapiqGame, /) -> Game:
-    """A game of one input and one output that asks a shapiq game."""
-    ask: Callable[[npt.NDArray[np.bool_]], npt.NDArray[np.floating[Any]]] = shapiq_game
+    """Convert a shapiq game to a ``Game`` of one input and one output."""
+    evaluate: Callable[[npt.NDArray[np.bool_]], npt.NDArray[np.floating[Any]]] = shapiq_game
 
     def value(coalitions: Coalitions) -> Tensor:
-        values = np.asarray(ask(coalitions[0].cpu().numpy()), dtype=np.float64)
+        values = np.asarray(evaluate(coalitions[0].cpu().numpy()), dtype=np.float64)
         return torch.from_numpy(values.reshape(1, -1, 1))
 
     return Game(value, num_players=shapiq_game.n_players, num_outputs=1)

@@ -8,7 +8,7 @@ from vitshap import game
 from vitshap.baselines.simple import LeaveOneOut, Random
 
 
-def test_each_value_is_what_is_lost_without_the_player():
+def test_each_value_is_the_output_lost_without_the_player():
     model = small_net(grid=(2, 3))
     images = random_images(model, 3)
     explanation = LeaveOneOut(model)(images)
@@ -21,7 +21,7 @@ def test_each_value_is_what_is_lost_without_the_player():
             torch.testing.assert_close(explanation.values[image, player], lost, atol=1e-7, rtol=0)
 
 
-def test_it_asks_once_per_player_and_says_what_it_is():
+def test_it_evaluates_once_per_player_and_is_not_additive():
     model = small_net(grid=(2, 3))
     explanation = LeaveOneOut(model)(random_images(model, 2), target=1)
     assert explanation.evaluations == 6 + 1
@@ -32,7 +32,7 @@ def test_it_asks_once_per_player_and_says_what_it_is():
 
 
 @pytest.mark.parametrize("numbers", [1, 50])
-def test_the_answer_does_not_depend_on_chunks(monkeypatch, numbers):
+def test_values_do_not_depend_on_chunks(monkeypatch, numbers):
     model = small_net(grid=(2, 3))
     images = random_images(model, 2)
     expected = LeaveOneOut(model)(images)
@@ -59,7 +59,7 @@ def test_images_and_seeds_differ():
     assert torch.equal(first, Random(model, seed=0)(images).values)
 
 
-def test_scores_are_uniform_and_alike_for_every_class():
+def test_scores_are_uniform_and_the_same_for_every_class():
     model = small_net(grid=(10, 10))
     explanation = Random(model)(random_images(model, 50))
     assert not explanation.class_specific

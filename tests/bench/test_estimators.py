@@ -1,4 +1,4 @@
-"""The comparison with shapiq and captum: what it counts, and that ours needs no more than the best of theirs."""
+"""The comparison with shapiq and captum: its counts, and that ours needs no more evaluations than the best of theirs."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from vitshap.bench.estimators import (
 from vitshap.experiments.tables import Table
 
 
-def test_every_estimator_stays_within_its_budget_and_gets_somewhere() -> None:
+def test_every_estimator_stays_within_its_budget() -> None:
     game = random_unanimity(8, seed=1)
     runs = compare({"a": game}, budgets=(60, 200), seeds=range(2), title="one game")
     rows = [{key: cell.value for key, cell in row.items()} for row in runs.rows]
@@ -43,7 +43,7 @@ def test_evaluations_to_an_error_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("games", "seeds"), [(4, 5), pytest.param(20, 20, marks=pytest.mark.long)], ids=["short", "twenty games"]
+    ("games", "seeds"), [(4, 2), pytest.param(20, 20, marks=pytest.mark.long)], ids=["short", "twenty games"]
 )
 def test_ours_needs_no_more_than_the_best_of_theirs(games: int, seeds: int) -> None:
     chosen = dict(list(synthetic_games().items())[:games])

@@ -1,4 +1,4 @@
-"""What an explanation costs: counted exactly, and measured in turns."""
+"""The cost of an explanation: forward passes are counted, times are measured in turn."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_user_errors(options: list[str], said: str) -> None:
     assert said in result.output
 
 
-def test_without_a_shipped_bundle_it_says_what_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_shipped_bundle_the_error_names_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explain.bundle, "shipped", list)
     with pytest.raises(ValueError, match="--bundle FOLDER, or --arch"):
         explain.load(None, torch.device("cpu"))

@@ -31,7 +31,7 @@ def test_seconds_are_those_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("word", ["torch", "vitshap", "Python"])
-def test_a_measurement_names_where_it_was_made(word: str) -> None:
+def test_the_machine_is_described(word: str) -> None:
     assert word in describe(torch.device("cpu"))
 
 
@@ -59,7 +59,7 @@ def test_bench_coalitions_reports_every_way(tmp_path: Path, monkeypatch: pytest.
     assert said[1:4] == [f"{line['way']}, threads: 1" for line in lines[:3]]
 
 
-def test_bench_coalitions_does_what_time_allows() -> None:
+def test_bench_coalitions_fits_into_the_time() -> None:
     model = wrap(speed.build_net("transformers", "tiny"))
     assert speed._affordable(model, 4, 1e-9, runs=6) == (1, 2)
     assert speed._affordable(model, 4, 1e9, runs=6) == (4, speed.MOST_ON_CPU)
@@ -71,7 +71,7 @@ def test_work_per_evaluation_is_counted_by_hand_for_one_size() -> None:
     assert moved == pytest.approx(12 * 22 * 192 * 4 * 2)
 
 
-def test_threads_are_put_back() -> None:
+def test_the_number_of_threads_is_restored() -> None:
     before = torch.get_num_threads()
     with speed.threads(before + 1):
         assert torch.get_num_threads() == before + 1

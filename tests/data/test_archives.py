@@ -1,4 +1,4 @@
-"""Archives: unpacked once, whole or not at all, never outside of their folder."""
+"""Archives are unpacked once, completely or not at all, never outside of their folder."""
 
 import io
 import os
@@ -24,7 +24,7 @@ def _pack(source: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["set.tar", "set.tgz", "set.tar.gz", "set.zip"])
-def test_an_archive_is_read_as_its_folder_is(tmp_path: Path, name: str) -> None:
+def test_an_archive_gives_the_same_data_as_its_folder(tmp_path: Path, name: str) -> None:
     folder = trees.class_folders(tmp_path / "folder", {"a": 10, "b": 20})
     (tmp_path / "packed").mkdir()
     _pack(folder, tmp_path / "packed" / name)
@@ -38,7 +38,7 @@ def test_an_archive_is_read_as_its_folder_is(tmp_path: Path, name: str) -> None:
     assert made.stat().st_mtime_ns == before
 
 
-def test_parts_in_one_folder_make_one_data_set(tmp_path: Path) -> None:
+def test_archives_in_one_folder_are_one_data_set(tmp_path: Path) -> None:
     parts = tmp_path / "parts"
     parts.mkdir()
     for number, classes in enumerate(({"train/a": 4, "train/b": 4}, {"val/a": 4, "val/b": 4})):
@@ -60,7 +60,7 @@ def test_parts_in_one_folder_make_one_data_set(tmp_path: Path) -> None:
     "name", ["../outside.png", "/tmp/outside.png", "a/../../outside.png", "C:\\outside.png", "..\\x.png"]
 )
 @pytest.mark.parametrize("kind", ["tar", "zip"])
-def test_names_that_lead_outside_are_refused(tmp_path: Path, name: str, kind: str) -> None:
+def test_names_outside_of_the_folder_are_rejected(tmp_path: Path, name: str, kind: str) -> None:
     archive = tmp_path / "deep" / f"evil.{kind}"
     archive.parent.mkdir()
     if kind == "zip":
@@ -79,7 +79,7 @@ def test_names_that_lead_outside_are_refused(tmp_path: Path, name: str, kind: st
     assert not (tmp_path / "outside.png").exists()
 
 
-def test_links_are_not_made(tmp_path: Path) -> None:
+def test_links_are_not_unpacked(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "linked.tar", "w") as tape:
         link = tarfile.TarInfo("a")
         link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
@@ -94,7 +94,7 @@ def test_links_are_not_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["cut.tar", "cut.tgz", "cut.zip"])
-def test_a_cut_off_archive_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
+def test_a_truncated_archive_leaves_no_files(tmp_path: Path, name: str) -> None:
     _pack(trees.class_folders(tmp_path / "folder", {"a": 10, "b": 10}), tmp_path / name)
     content = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(content[: len(content) // 2 + 100])
@@ -103,7 +103,7 @@ def test_a_cut_off_archive_leaves_nothing_behind(tmp_path: Path, name: str) -> N
     assert sorted(item.name for item in tmp_path.iterdir()) == sorted([name, "folder"])
 
 
-def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_reported(tmp_path: Path) -> None:
     _pack(trees.class_folders(tmp_path / "folder", {"a": 4, "b": 4}), tmp_path / "set.zip")
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "sealed").mkdir(mode=0o555)
@@ -135,7 +135,7 @@ def _undated(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 @pytest.mark.parametrize("kind", ["zip", "tgz"])
-def test_a_small_archive_that_unpacks_to_much_is_refused_unless_it_is_allowed(tmp_path: Path, kind: str) -> None:
+def test_a_zip_bomb_is_rejected_unless_the_limit_allows_it(tmp_path: Path, kind: str) -> None:
     archive, size = tmp_path / f"bomb.{kind}", archives.MIN_BYTES + 1
     if kind == "zip":
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
@@ -151,7 +151,7 @@ def test_a_small_archive_that_unpacks_to_much_is_refused_unless_it_is_allowed(tm
     assert (unpacked(archive, limit=2 * size) / "a/1.bmp").stat().st_size == size
 
 
-def test_files_without_content_count_too(tmp_path: Path, monkeypatch) -> None:
+def test_empty_files_count_towards_the_limit(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(archives, "MIN_BYTES", 10_000)
     monkeypatch.setattr(archives, "MAX_RATIO", 1)
     archive = tmp_path / "many.zip"

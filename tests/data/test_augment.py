@@ -32,7 +32,9 @@ def _numbers(n: int) -> torch.Tensor:
 
 @given(data=st.data(), channels=st.sampled_from([1, 3]), seed=st.integers(0, 99), epoch=st.integers(0, 99))
 @settings(deadline=None, max_examples=40)
-def test_only_seed_epoch_and_index_decide(data: st.DataObject, channels: int, seed: int, epoch: int) -> None:
+def test_augmentation_depends_only_on_seed_epoch_and_index(
+    data: st.DataObject, channels: int, seed: int, epoch: int
+) -> None:
     n = data.draw(st.integers(1, 9))
     indices = torch.tensor(data.draw(st.lists(st.integers(0, 10**6), min_size=n, max_size=n)))
     images = _images(n, channels, 9, 13)
@@ -45,7 +47,7 @@ def test_only_seed_epoch_and_index_decide(data: st.DataObject, channels: int, se
     torch.testing.assert_close(alone, together[one], rtol=0, atol=1e-6)
 
 
-def test_another_epoch_seed_or_index_varies_otherwise() -> None:
+def test_augmentation_differs_by_epoch_seed_and_index() -> None:
     image = _images(1)
     made = [
         Augmentation()(image, torch.tensor([index]), seed=seed, epoch=epoch, **PLAIN)
@@ -94,7 +96,7 @@ def test_crops_are_distributed_as_torchvisions(height: int, width: int) -> None:
     torch.testing.assert_close(pixels, pixels.round(), rtol=0, atol=1e-9)
 
 
-def test_as_many_images_are_left_whole_as_by_the_authors() -> None:
+def test_the_share_of_uncropped_images_is_the_authors() -> None:
     """11.6 % of 256-pixel squares, for crops of whole pixels; 12.7 % by the rule for any crops."""
     n = 60_000
     for whole_pixels, expected in ((True, 0.116), (False, 0.127)):
@@ -116,7 +118,7 @@ def test_crops_come_from_all_of_a_larger_image() -> None:
     assert float(made.max()) > 1 - margin / 2
 
 
-def test_the_four_colour_steps_come_in_an_order_of_each_images_own() -> None:
+def test_the_order_of_the_colour_steps_is_random_for_each_image() -> None:
     """Brightness and contrast do not commute: both orders of the two occur, as often as each other."""
     n = 2000
     images = _images(1).expand(n, -1, -1, -1)
@@ -143,7 +145,7 @@ def test_the_four_colour_steps_come_in_an_order_of_each_images_own() -> None:
     torch.testing.assert_close(fixed, first, rtol=0, atol=1e-5)
 
 
-def test_a_crop_is_the_part_of_the_image_that_it_says() -> None:
+def test_a_crop_is_the_drawn_part_of_the_image() -> None:
     height, width = 40, 60
     y, x = torch.meshgrid((torch.arange(height) + 0.5) / height, (torch.arange(width) + 0.5) / width, indexing="ij")
     images = torch.stack([x, y]).expand(50, 2, height, width)  # every pixel says where it is
@@ -185,14 +187,14 @@ def test_brightness_and_contrast_are_pils(factor: float) -> None:
     torch.testing.assert_close(bright, theirs, rtol=0, atol=1.5 / 255)
 
 
-def test_milder_is_never_smaller_than_the_authors_crops_and_pastes_nothing() -> None:
+def test_weak_augmentation_has_the_authors_crops_and_pastes_nothing() -> None:
     milder = Augmentation(crop_scale=(0.25, 1.0), paste=0.5, hue=0.3).weak()
     assert (milder.crop_scale, milder.paste, milder.hue) == ((0.8, 1.0), 0.0, 0.3)
     assert Augmentation(crop_scale=(0.25, 0.5)).weak().crop_scale == (0.8, 0.8)
     assert Augmentation().weak() == Augmentation()
 
 
-def test_half_the_images_get_a_rectangle_of_the_area_that_was_asked_for() -> None:
+def test_half_the_images_get_a_rectangle_of_the_chosen_area() -> None:
     n, side = 2000, 40
     images, others = torch.zeros(n, 1, side, side), torch.ones(n, 1, side, side)
     still: dict[str, Any] = {**WHOLE, "horizontal_flip": 0, "vertical_flip": 0, "jitter": 0}
@@ -249,7 +251,7 @@ def test_values_stay_between_black_and_white() -> None:
         (lambda: normalised(_images(2).long(), (0.0,), (1.0,)), "uint8 or float"),
     ],
 )
-def test_bad_input_is_named(call, says: str) -> None:
+def test_bad_input_is_reported(call, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         call()
 

@@ -1,4 +1,4 @@
-"""The splits of the paper's authors: what ships says what it says it does, and their rule is scikit-learn's."""
+"""The splits of the paper's authors: the shipped files match their hashes, and the rule for MURA is scikit-learn's."""
 
 import hashlib
 from importlib import resources
@@ -27,7 +27,7 @@ def _lines(name: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", ["imagenette", "pets"])
-def test_the_files_are_whole(name: str) -> None:
+def test_the_shipped_files_are_complete(name: str) -> None:
     letters = "".join(letters for _, letters in _lines(name)[: 10 if name == "imagenette" else None])
     assert hashlib.sha256(letters.encode()).hexdigest() == LETTERS[name]
     counts = AUTHORS[name].counts
@@ -91,7 +91,7 @@ def test_letters_go_to_the_images_in_the_order_of_their_names(monkeypatch: pytes
         assert sorted("/".join(path.parts[1:]) for path in found.images) == sorted(paths)
 
 
-@pytest.mark.filterwarnings("ignore:.*whose split is on record")
+@pytest.mark.filterwarnings("ignore:.*is not the known copy of")
 def test_muras_patients_are_those_of_scikit_learns_split(tmp_path: Path) -> None:
     trees.mura(tmp_path, patients=33)
     splits = load_data(tmp_path, split="authors")
@@ -104,7 +104,7 @@ def test_muras_patients_are_those_of_scikit_learns_split(tmp_path: Path) -> None
     assert set(own.val.groups or ()) != set(val)
 
 
-def test_what_the_authors_did_not_split_is_refused(tmp_path: Path) -> None:
+def test_other_data_sets_have_no_authors_split(tmp_path: Path) -> None:
     trees.class_folders(tmp_path / "folders", {"a": 9, "b": 9})
     trees.pets(tmp_path / "pets", per_breed=4)
     for source, says in (

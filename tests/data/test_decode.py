@@ -1,4 +1,4 @@
-"""Images of every mode against what they show."""
+"""Images of every mode are decoded to what they show."""
 
 import io
 import os
@@ -32,12 +32,12 @@ def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path, suffix: str) -> Non
     "values",
     [RAMP.astype(np.int32) * 257, RAMP.astype(np.int32), RAMP.astype(np.float32) / 255, RAMP.astype(np.float32)],
 )
-def test_thirty_two_bits_are_scaled_by_what_they_hold(values: np.ndarray) -> None:
+def test_thirty_two_bits_are_scaled_by_their_range(values: np.ndarray) -> None:
     assert np.array_equal(np.array(eight_bit(Image.fromarray(values), channels=1)), RAMP)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_turned_photos_are_set_upright(tmp_path: Path, orientation: int) -> None:
+def test_rotated_photos_are_set_upright(tmp_path: Path, orientation: int) -> None:
     upright = picture(0, height=16, width=24)
     turn_back = {
         1: None,
@@ -82,7 +82,7 @@ def test_transparency_becomes_white(tmp_path: Path) -> None:
         ("1", "a.png", (255, 255, 255)),
     ],
 )
-def test_other_modes_look_as_they_did(tmp_path: Path, mode: str, name: str, colour: tuple[int, int, int]) -> None:
+def test_other_modes_keep_their_colours(tmp_path: Path, mode: str, name: str, colour: tuple[int, int, int]) -> None:
     flat = Image.new("RGB", (16, 16), colour)
     flat.convert(mode).save(tmp_path / name)
     for channels, expected in ((1, flat.convert("L")), (3, flat)):
@@ -90,7 +90,7 @@ def test_other_modes_look_as_they_did(tmp_path: Path, mode: str, name: str, colo
         torch.testing.assert_close(pixels.float(), as_tensor(expected).float(), rtol=0, atol=4)
 
 
-def test_tensors_and_pictures_are_the_same_thing() -> None:
+def test_tensors_and_pictures_are_converted_without_loss() -> None:
     for mode in ("L", "RGB"):
         image = picture(3).convert(mode)
         assert np.array_equal(np.array(as_picture(as_tensor(image))), np.array(image))
@@ -103,13 +103,13 @@ def _jpeg() -> bytes:
 
 
 @pytest.mark.parametrize("content", [b"", b"not an image", _jpeg()[:300], _jpeg()[:-200]])
-def test_what_cannot_be_read_is_named(tmp_path: Path, content: bytes) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "broken.jpg").write_bytes(content)
     with pytest.raises(UnreadableImage, match=r"broken\.jpg: \w+Error"):
         read_image(tmp_path / "broken.jpg")
 
 
-def test_a_data_set_reads_files_when_asked(tmp_path: Path) -> None:
+def test_a_data_set_reads_files_on_access(tmp_path: Path) -> None:
     paths = [tmp_path / f"{i}.png" for i in range(3)]
     for i, path in enumerate(paths):
         picture(i).save(path)

@@ -1,4 +1,4 @@
-"""Folders of every shape: what they hold, how they are divided, and what is said when they do not add up."""
+"""Layouts of data sets: listing, splitting, and error messages."""
 
 import shutil
 import warnings
@@ -66,7 +66,7 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     assert load_data(tmp_path).train.class_names == ("plane", "train")
 
 
-def test_imagenette_is_recognised_and_compared_with_its_record(tmp_path: Path) -> None:
+def test_imagenette_is_recognised_and_compared_with_its_known_split(tmp_path: Path) -> None:
     for part, count in (("train", 2), ("val", 3)):
         trees.class_folders(tmp_path / "imagenette2-160", dict.fromkeys(IMAGENETTE_CLASSES, count), f"{part}/")
     with pytest.warns(UserWarning, match=r"val has 15 images instead of 1,962; test has 15 images instead of 1,963"):
@@ -79,7 +79,7 @@ def test_imagenette_is_recognised_and_compared_with_its_record(tmp_path: Path) -
     assert plain.train.class_names[0] == "n01440764"
 
 
-def test_pets_takes_what_is_listed(tmp_path: Path) -> None:
+def test_pets_uses_the_listed_images(tmp_path: Path) -> None:
     trees.pets(tmp_path, per_breed=20)
     with pytest.warns(UserWarning, match="7,349"):
         splits = load_data(tmp_path)
@@ -91,7 +91,7 @@ def test_pets_takes_what_is_listed(tmp_path: Path) -> None:
         load_data(tmp_path)
 
 
-def test_mura_keeps_patients_whole(tmp_path: Path) -> None:
+def test_mura_does_not_divide_patients(tmp_path: Path) -> None:
     trees.mura(tmp_path, patients=60)
     with pytest.warns(UserWarning, match="33,071"):
         splits = load_data(tmp_path)
@@ -120,7 +120,7 @@ def test_chest_radiographs_split_validation_off_by_patient(tmp_path: Path, with_
     assert splits.train[0][0].shape[0] == 1
 
 
-def test_what_matches_its_record_passes_and_other_names_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_split_passes_and_other_names_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listing = list_images(trees.class_folders(tmp_path, {"a": 10, "b": 10}))
     parts = divide(listing)
     counts = {part: len(entries) for part, entries in parts.items()}
@@ -133,13 +133,13 @@ def test_what_matches_its_record_passes_and_other_names_do_not(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("name", ["mura", "imagenette", "pets", "chest"])
-def test_what_a_folder_is_called_does_not_matter(tmp_path: Path, name: str) -> None:
+def test_the_name_of_the_folder_does_not_matter(tmp_path: Path, name: str) -> None:
     trees.class_folders(tmp_path / name, {"a": 10, "b": 10})
     splits = load_data(tmp_path / name, strict=True)
     assert [len(part) for part in splits] == [16, 2, 2]
 
 
-def test_class_folders_that_are_called_as_the_radiographs_are_need_not_name_patients(tmp_path: Path) -> None:
+def test_class_folders_named_like_the_radiographs_need_no_patients(tmp_path: Path) -> None:
     for part in ("train", "test"):
         trees.class_folders(tmp_path, {"NORMAL": 10, "PNEUMONIA": 10}, f"{part}/")
     assert load_data(tmp_path, strict=True).train.class_names == ("NORMAL", "PNEUMONIA")
@@ -148,7 +148,7 @@ def test_class_folders_that_are_called_as_the_radiographs_are_need_not_name_pati
 PATIENT = r"(person\d+|NORMAL2-IM-\d+|IM-\d+)"
 
 
-@pytest.mark.filterwarnings("ignore:.*whose split is on record")
+@pytest.mark.filterwarnings("ignore:.*is not the known copy of")
 def test_a_pattern_gives_the_patients_of_the_radiographs(tmp_path: Path) -> None:
     trees.chest(tmp_path / "set", patients=20)
     known, by_pattern = load_data(tmp_path / "set"), load_data(tmp_path / "set", layout="folder", groups=PATIENT)
@@ -176,7 +176,7 @@ def test_groups_of_class_folders_are_not_divided(tmp_path: Path, official: bool)
     assert torn[1] & torn[2] or torn[0] & torn[1], "what groups are for"
 
 
-def test_groups_that_the_folders_divide_are_named(tmp_path: Path) -> None:
+def test_groups_divided_by_the_folders_are_reported(tmp_path: Path) -> None:
     trees.write(
         tmp_path, *(f"{part}/{name}/s{i}-{part}.png" for part in ("train", "test") for name in "ab" for i in range(9))
     )
@@ -203,7 +203,7 @@ def test_three_large_groups_are_one_for_each_part(tmp_path: Path) -> None:
         ("{}/short.csv", r"gives no group to a/001\.png"),
     ],
 )
-def test_groups_that_make_no_sense_are_named(tmp_path: Path, groups: str, says: str) -> None:
+def test_invalid_groups_are_reported(tmp_path: Path, groups: str, says: str) -> None:
     trees.class_folders(tmp_path / "set", {"a": 10, "b": 10})
     (tmp_path / "wide.csv").write_text("a,b,c\n")
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
@@ -212,7 +212,7 @@ def test_groups_that_make_no_sense_are_named(tmp_path: Path, groups: str, says: 
         load_data(tmp_path / "set", groups=groups.format(tmp_path))
 
 
-def test_validation_images_that_were_trained_on_are_named(tmp_path: Path) -> None:
+def test_validation_images_among_the_training_images_are_reported(tmp_path: Path) -> None:
     for part in ("train", "val", "test"):
         trees.class_folders(tmp_path, {"a": 5, "b": 5}, f"{part}/")
     with warnings.catch_warnings():
@@ -223,14 +223,14 @@ def test_validation_images_that_were_trained_on_are_named(tmp_path: Path) -> Non
         load_data(tmp_path)
 
 
-def test_a_class_without_validation_images_is_named(tmp_path: Path) -> None:
+def test_a_class_without_validation_images_is_reported(tmp_path: Path) -> None:
     for part in ("train", "val", "test"):
         trees.class_folders(tmp_path, {"a": 5, "b": 5} if part != "val" else {"b": 5}, f"{part}/")
     with pytest.warns(UserWarning, match="there are no validation images of a"):
         load_data(tmp_path)
 
 
-def test_the_records_add_up() -> None:
+def test_known_splits_are_consistent() -> None:
     for name, record in AUTHORS.items():
         assert record.counts == PUBLISHED[name].counts
     assert {name: tuple(record.counts.values()) for name, record in PUBLISHED.items()} == {
@@ -246,7 +246,7 @@ def test_the_records_add_up() -> None:
 
 @given(sizes=st.lists(st.integers(1, 6), min_size=12, max_size=80), seed=st.integers(0, 50))
 @settings(deadline=None, max_examples=40)
-def test_patients_are_never_torn_apart(sizes: list[int], seed: int) -> None:
+def test_patients_are_never_divided(sizes: list[int], seed: int) -> None:
     entries = [
         Entry(f"{i}/{k}.png", k % 2, "", f"patient{i}") for i, size in enumerate([2, *sizes]) for k in range(size)
     ]
@@ -260,7 +260,7 @@ def test_patients_are_never_torn_apart(sizes: list[int], seed: int) -> None:
     assert sum(len(group) for group in groups) == len(set.union(*groups))
 
 
-def test_a_missing_image_hardly_moves_others(tmp_path: Path) -> None:
+def test_a_missing_image_moves_few_others(tmp_path: Path) -> None:
     entries = [Entry(f"{'ab'[i % 2]}/{i}.png", i % 2) for i in range(1000)]
     whole, less = (divide(Listing("x", tmp_path, ("a", "b"), tuple(e))) for e in (entries, entries[1:]))
     for part in whole:
@@ -279,20 +279,20 @@ def test_a_missing_image_hardly_moves_others(tmp_path: Path) -> None:
         (dict.fromkeys("abcdefghij", 1), "no training images are left for"),
     ],
 )
-def test_folders_that_do_not_add_up_are_named(tmp_path: Path, classes: dict[str, int], says: str) -> None:
+def test_invalid_folders_are_reported(tmp_path: Path, classes: dict[str, int], says: str) -> None:
     trees.class_folders(tmp_path, classes)
     with pytest.raises(ValueError, match=says):
         load_data(tmp_path)
 
 
-def test_an_empty_class_folder_is_named(tmp_path: Path) -> None:
+def test_an_empty_class_folder_is_reported(tmp_path: Path) -> None:
     trees.class_folders(tmp_path, {"a": 5, "b": 5})
     (tmp_path / "c").mkdir()
     with pytest.raises(ValueError, match=r"class folder .*c contains no images"):
         load_data(tmp_path)
 
 
-def test_other_wrong_sources_are_named(tmp_path: Path) -> None:
+def test_other_invalid_sources_are_reported(tmp_path: Path) -> None:
     trees.write(tmp_path, "loose.png")
     for call, says in (
         (lambda: load_data(tmp_path / "nowhere"), "there is no such file or folder"),

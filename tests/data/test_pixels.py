@@ -1,4 +1,4 @@
-"""Batches of pixels: the geometry of Preprocess, cached and streamed alike, and broken images left out."""
+"""Batches of pixels: the geometry of Preprocess, cached and streamed, without unreadable images."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_cached_and_streamed_are_the_same(tmp_path: Path) -> None:
     assert torch.equal(torch.cat([ours.indices for ours, _ in pairs]), torch.cat(order))
 
 
-def test_broken_images_are_named_left_out_and_counted(tmp_path: Path) -> None:
+def test_unreadable_images_are_reported_left_out_and_counted(tmp_path: Path) -> None:
     data = _files(tmp_path, 201, broken=(7, 120))
     with pytest.warns(UserWarning, match=r"2 of 201 images cannot be read and were left out: .*007\.jpg.*120\.jpg"):
         cached = cache_pixels(data, PREPROCESS, workers=2)
@@ -122,9 +122,7 @@ class _Damaged(Image.Image):
 
 
 @pytest.mark.parametrize("kind", ["bomb", "header", "data"])
-def test_whatever_keeps_an_image_from_being_read_it_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_any_error_of_reading_leaves_the_image_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     files = _files(tmp_path, 150)
     broken = files.images[42]
     if kind == "bomb":
@@ -146,7 +144,7 @@ def test_whatever_keeps_an_image_from_being_read_it_is_left_out(
         assert len(cache_pixels(Own(), PREPROCESS, workers=2)) == 149
 
 
-def test_squashed_images_are_kept_whole_and_seen_in_the_middle(tmp_path: Path) -> None:
+def test_squashed_images_are_cached_whole_and_cropped_at_the_centre(tmp_path: Path) -> None:
     how = Preprocess((8, 8), (12, 12), (0.5,) * 3, (0.5,) * 3, "bilinear", squash=True)
     data = _files(tmp_path, 5)
     cached = cache_pixels(data, how)
@@ -157,7 +155,7 @@ def test_squashed_images_are_kept_whole_and_seen_in_the_middle(tmp_path: Path) -
     assert to_pixels(torch.rand(3, 8, 8), how).shape == (3, 8, 8)  # floats are the net's input already
 
 
-def test_an_iterable_is_walked_through(tmp_path: Path) -> None:
+def test_an_iterable_data_set_is_read_once(tmp_path: Path) -> None:
     data = _files(tmp_path, 11)
 
     def walk() -> Iterator[tuple[Image.Image, int]]:
@@ -182,7 +180,7 @@ def test_every_kind_of_image_gives_the_same_pixels(tmp_path: Path) -> None:
     assert to_pixels(already, PREPROCESS) is already
 
 
-def test_bytes_of_the_nets_size_stay_as_they_are_and_others_are_made_so() -> None:
+def test_bytes_of_the_networks_size_are_unchanged_and_others_are_resized() -> None:
     whole = Preprocess((20, 16), (20, 16), PREPROCESS.mean, PREPROCESS.std)
     image = picture(3, height=20, width=16)
     pixels = torch.from_numpy(np.array(image).transpose(2, 0, 1).copy())
@@ -193,7 +191,7 @@ def test_bytes_of_the_nets_size_stay_as_they_are_and_others_are_made_so() -> Non
     assert to_pixels(pixels, PREPROCESS).shape == (3, 8, 8)
 
 
-def test_digits_are_cached_as_they_are() -> None:
+def test_digits_are_cached_unchanged() -> None:
     digits = load_digits().val
     cached = open_pixels(digits, None)
     assert isinstance(cached, CachedPixels)
@@ -223,12 +221,12 @@ def test_labels_may_be_vectors() -> None:
         ),
     ],
 )
-def test_bad_input_is_named(call, says: str) -> None:
+def test_bad_input_is_reported(call, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         call()
 
 
-def test_pixels_that_are_not_finite_are_named_and_left_out() -> None:
+def test_pixels_that_are_not_finite_are_reported_and_left_out() -> None:
     images = torch.rand(200, 3, 8, 8)
     images[7, 0, 0, 0] = float("nan")
     with pytest.warns(UserWarning, match="item 7: its pixels are not finite"):

@@ -1,4 +1,4 @@
-"""Small trees of images in the shapes of real data sets."""
+"""Small folders of images in the layouts of real data sets."""
 
 import zlib
 from pathlib import Path

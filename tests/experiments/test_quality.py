@@ -1,4 +1,4 @@
-"""Measures of an explainer's quality, where the exact values are known."""
+"""The quality of an explainer whose exact values are known."""
 
 import json
 from dataclasses import replace
@@ -52,7 +52,7 @@ def test_exact_values_agree_and_an_untrained_explainer_does_not(
     assert abs(untrained["target"]) < 0.7
 
 
-def test_a_truth_by_a_half_precision_copy_is_found_by_the_net_itself(explainer: Explainer, tmp_path: Path) -> None:
+def test_reference_values_of_a_half_precision_copy_are_found_again(explainer: Explainer, tmp_path: Path) -> None:
     gpu = Evaluator(explainer.surrogate)
     gpu._convert(torch.float16)  # what a GPU evaluates with
     half = quality.reference_set(tmp_path, gpu, load_digits().test, count=2, budget=300)
@@ -61,7 +61,7 @@ def test_a_truth_by_a_half_precision_copy_is_found_by_the_net_itself(explainer: 
     assert truth.load(tmp_path, surrogate=explainer.surrogate.fingerprint()).specification.num_inputs == 2
 
 
-def test_a_truth_of_noise_corrects_nothing_and_the_command_says_why(
+def test_unreliable_reference_values_correct_nothing_and_the_command_explains_it(
     explainer: Explainer, reference: quality.ReferenceSet, tmp_path: Path
 ) -> None:
     noise = replace(reference.truth, reliability=torch.zeros_like(reference.truth.reliability))
@@ -93,7 +93,7 @@ def test_images_are_spread_over_the_split(explainer: Explainer) -> None:
     assert torch.equal(pixels[1], test[179][0])
 
 
-def test_areas_of_an_untrained_explainer_are_near_those_of_chance(explainer: Explainer) -> None:
+def test_areas_of_an_untrained_explainer_are_near_those_of_random_orders(explainer: Explainer) -> None:
     pixels, labels = quality.sample_images(explainer.surrogate, load_digits().test, 30)
     found = quality.areas(Evaluator(explainer.surrogate), explainer, pixels, labels)
     assert set(found) == {"insertion", "others_insertion", "deletion", "random_insertion", "random_deletion"}
@@ -101,7 +101,7 @@ def test_areas_of_an_untrained_explainer_are_near_those_of_chance(explainer: Exp
 
 
 @pytest.mark.filterwarnings("ignore:.*(validation|test) images")
-def test_other_classes_are_refused(explainer: Explainer, tmp_path: Path) -> None:
+def test_data_with_other_classes_is_rejected(explainer: Explainer, tmp_path: Path) -> None:
     from PIL import Image
 
     for name in ("cat", "dog"):

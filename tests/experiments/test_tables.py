@@ -1,4 +1,4 @@
-"""Tables: what is shown in a terminal, in Markdown and in JSON."""
+"""Tables in a terminal, in Markdown and in JSON."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_the_terminal_shows_the_same_cells(table: Table) -> None:
         assert shown in text
 
 
-def test_json_has_plain_values_and_their_uncertainty_beside_them(table: Table, tmp_path: Path) -> None:
+def test_json_has_plain_values_and_their_uncertainty(table: Table, tmp_path: Path) -> None:
     write_tables(tmp_path / "new" / "a.json", table, machine="here")
     written = json.loads((tmp_path / "new" / "a.json").read_text())
     assert written["machine"] == "here"
@@ -77,10 +77,10 @@ def test_numbers_that_are_not_finite_are_null_in_json(tmp_path: Path) -> None:
     assert written["d"] == [1, "x", None, 1.5]
 
 
-def test_markdown_is_written_where_the_name_asks_for_it(table: Table, tmp_path: Path) -> None:
+def test_markdown_is_written_to_md_files(table: Table, tmp_path: Path) -> None:
     write_tables(tmp_path / "a.md", table, table, machine="here")
     assert (tmp_path / "a.md").read_text().count(table.to_markdown()) == 2
-    write_tables(None, table)  # nothing to write to
+    write_tables(None, table)  # nothing is written
 
 
 def test_values_of_a_column(table: Table) -> None:

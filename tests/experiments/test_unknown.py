@@ -48,7 +48,7 @@ def test_probabilities_are_the_models_on_images_spread_over_the_data(model: Mask
     torch.testing.assert_close(tops, model(pixels).detach().amax(1))
 
 
-def test_a_net_without_probabilities_is_refused(model: MaskedModel) -> None:
+def test_a_model_without_probabilities_is_rejected(model: MaskedModel) -> None:
     with pytest.raises(ValueError, match="probabilities"):
         quality.top_probabilities(wrap(model.net, output="identity"), load_digits().test, count=3)
 
@@ -77,14 +77,14 @@ def test_only_numbers_and_text_are_recorded(model: MaskedModel, tmp_path: Path) 
     with pytest.raises(bundle.BundleError, match="finite numbers"):
         bundle.record(tmp_path / "bundle", {"loss": float("nan")})
     assert (tmp_path / "bundle" / "config.json").read_text() == before
-    with pytest.raises(bundle.BundleError, match="no folder"):
+    with pytest.raises(bundle.BundleError, match="holds no bundle"):
         bundle.record("owner/name", {"loss": 1.0})
 
 
 @pytest.mark.parametrize(
     ("bundle", "options", "match"),
     [
-        ("a-shipped-name", ["--record"], "a-shipped-name is no folder"),  # said before anything is measured
+        ("a-shipped-name", ["--record"], "a-shipped-name holds no bundle"),  # before anything is measured
         ("nowhere/at-all", [], "nowhere/at-all"),
     ],
 )

@@ -17,6 +17,7 @@ from vitshap.cli import app
 from vitshap.estimators.estimate import correlation, reliability_from_errors
 from vitshap.explaining import Explained, Source, budget, explain_photos, terminal
 from vitshap.explaining import text as texts
+from vitshap.explaining.budget import Cost
 from vitshap.methods import method
 
 CPU = torch.device("cpu")
@@ -35,18 +36,19 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_largest_rung_that_fits() -> None:
     assert budget.LADDER == (1024, 2048, 4096, 8192, 16384, 32768, 65536)
-    assert budget.choose(60 / 4096, CPU) == 4096
-    assert budget.choose(60 / 4095, CPU) == 2048
-    assert budget.choose(1e-9, CPU) == 65536
-    assert budget.choose(1.0, CPU) == 1024
-    assert budget.choose(60 / 4096, torch.device("cuda")) == 1024
-    assert budget.choose(2 / 32768, torch.device("cuda")) == 32768
-    assert "at most 60 s per image on a CPU" in budget.reason(4096, 60 / 4096, CPU)
-    assert "more than 60 s" in budget.reason(1024, 1.0, CPU)
+    assert budget.choose(Cost(60 / 4096), CPU) == 4096
+    assert budget.choose(Cost(60 / 4095), CPU) == 2048
+    assert budget.choose(Cost(1e-9), CPU) == 65536
+    assert budget.choose(Cost(1.0), CPU) == 1024
+    assert budget.choose(Cost(60 / 4096), torch.device("cuda")) == 1024
+    assert budget.choose(Cost(2 / 32768), torch.device("cuda")) == 32768
+    assert budget.choose(Cost(1e-6, fixed=1.99), torch.device("cuda")) == 8192  # not 1.99 s per 1,024 evaluations
+    assert "at most 60 s per image on a CPU" in budget.reason(4096, Cost(60 / 4096), CPU)
+    assert "more than 60 s" in budget.reason(1024, Cost(1.0), CPU)
 
 
 def test_the_choice_is_said_recorded_and_reproduced(home: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "seconds_per_evaluation", lambda *arguments: 60 / 1500)
+    monkeypatch.setattr(budget, "measure_cost", lambda *arguments: Cost(60 / 1500))
     options = ["photos/0.png", "--bundle", bundle, "--method", "kernelshap", "--no-heatmaps"]
     chosen = _run(*options, "--json", "chosen.jsonl")
     assert chosen.exit_code == 0, chosen.output

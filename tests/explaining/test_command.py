@@ -160,7 +160,7 @@ def test_when_no_class_fits_it_says_so_and_offers_another_way(home: Path, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        (["photos", "--bundle", "nowhere"], "there is no folder 'nowhere'"),
+        (["photos", "--bundle", "nowhere"], "'nowhere' is neither a folder here"),
         (["photos"], "no explainer is shipped with this installation: name one with --bundle FOLDER"),
         (["nowhere.jpg", "--bundle", "B"], "nowhere.jpg: there is no such file or folder"),
         (["*.gif", "--bundle", "B"], "no file matches this pattern"),
@@ -213,14 +213,14 @@ def test_bundles_that_cannot_be_used(home: Path, bundle: Path) -> None:
     (copy / "surrogate.safetensors").write_bytes(data)
     _refused("photos", "--bundle", copy, match="is damaged")
     nets.build("transformers ViT").save_pretrained(home / "foreign")
-    _refused("photos", "--bundle", home / "foreign", match="is no vitshap explainer")
+    _refused("photos", "--bundle", home / "foreign", match="is no vitshap bundle")
 
 
 @pytest.mark.filterwarnings("ignore:.*does not say how it wants its images")
 def test_a_bundle_with_a_model_must_be_made_for_it(home: Path, bundle: Path) -> None:
     made.model(seed=0).net.save_pretrained(home / "right")
     made.model(seed=9).net.save_pretrained(home / "wrong")
-    _refused("photos", "--bundle", bundle, "--model", home / "wrong", match="does not say which net it was made for")
+    _refused("photos", "--bundle", bundle, "--model", home / "wrong", match="was made for another model")
     assert _run("photos", "--bundle", bundle, "--model", home / "right", "--no-heatmaps").exit_code == 0
 
 
@@ -273,16 +273,16 @@ def test_any_net_at_once_with_error_bars(home: Path, weights: Path) -> None:
     options = ["--model", "vit_tiny_patch16_224", "--weights", weights, "--budget", 450, "--json", "a.jsonl"]
     result = _run("photos/0.png", *options, "--target", "tench")
     assert result.exit_code == 0, result.output
-    assert "it knows 1,000 classes: tench, goldfish" in result.stdout
-    assert "not fine-tuned for missing patches" in result.stdout
-    assert "450 evaluations per image, asked for: about " in result.stdout
+    assert "1,000 classes: tench, goldfish" in result.stdout
+    assert "not fine-tuned with withheld patches" in result.stdout
+    assert "450 evaluations per image, as requested: about " in result.stdout
     assert " ± " in result.stdout
     assert "standard error up to" in result.stdout
     record = json.loads((home / "a.jsonl").read_text())
     assert len(record["explained"][0]["stderr"]) == 196
     report = (home / "vitshap-output" / "report.html").read_text()
     assert "standard error up to" in report
-    assert "not fine-tuned for missing patches" in report
+    assert "not fine-tuned with withheld patches" in report
 
 
 def test_a_folder_of_transformers_with_any_method(home: Path) -> None:

@@ -96,7 +96,7 @@ def test_of_many_classes_the_most_probable_are_drawn_and_all_are_stored(
     names = {path.name for path in (home / "vitshap-output").glob("*.png")}
     assert names == {f"0-{name.replace(' ', '_')}.png" for name in best[:2]}
     report = (home / "vitshap-output" / "report.html").read_text()
-    assert "maps of the 2 most probable of 5 explained classes are drawn" in report
+    assert "maps are drawn for the 2 most probable of 5 explained classes" in report
     shutil.rmtree(home / "vitshap-output")
     named = [option for name in best[:3] for option in ("--target", name)]
     assert _run("photos/0.png", "--bundle", bundle, *named).exit_code == 0

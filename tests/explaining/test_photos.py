@@ -86,7 +86,7 @@ def test_transparent_cmyk_and_deep_pixels_look_as_they_should(tmp_path: Path) ->
     Image.new("RGBA", (8, 6), (0, 0, 0, 0)).save(tmp_path / "clear.png")
     opened = read_photo(tmp_path / "clear.png")
     assert (np.array(opened.picture) == 255).all()
-    assert opened.notes == ("it may be transparent in parts: they are taken as white",)
+    assert opened.notes == ("it may be partly transparent: transparent parts become white",)
     Image.new("RGB", (8, 6), (200, 40, 90)).convert("CMYK").save(tmp_path / "print.jpg")
     assert np.array(read_photo(tmp_path / "print.jpg").picture)[3, 4].tolist() == pytest.approx([200, 40, 90], abs=6)
     Image.fromarray(np.full((6, 8), 128 * 257, dtype=np.uint16)).save(tmp_path / "deep.png")

@@ -14,7 +14,7 @@ GRID = (3, 2)
 CLASSES = 4
 NAMES = ["cat", "dog", "crane", "heron"]
 SUPERPIXELS = torch.tensor([[0, 0], [1, -1], [1, 2]])
-"""Players of two tokens and of one; a token of nobody."""
+"""Players of two tokens and of one; a token of no player."""
 
 
 def small_vit(channels: int = 3, classes: int = CLASSES, **options) -> MaskedModel:

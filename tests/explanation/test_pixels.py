@@ -49,7 +49,7 @@ def test_sizes_that_do_not_divide_go_by_the_pixels_centres():
     assert owners.tolist() == [[[0, 0, 1, 1, 1, 2, 2]]]
 
 
-def test_a_box_places_the_grid_and_leaves_the_rest_to_nobody():
+def test_a_box_places_the_grid_and_leaves_the_rest_unassigned():
     owners = pixel_owners(torch.tensor([[[0, 1], [2, 3]]]), (6, 8), box=(2, 1, 6, 5))
     assert owners[0, :, 0].tolist() == [-1] * 6
     assert owners[0, 1].tolist() == [-1, -1, 0, 0, 1, 1, -1, -1]
@@ -57,7 +57,7 @@ def test_a_box_places_the_grid_and_leaves_the_rest_to_nobody():
     assert owners[0, [0, 5]].unique().tolist() == [-1]
 
 
-def test_a_value_without_a_pixel_is_an_error_not_a_loss():
+def test_a_value_without_a_pixel_is_an_error():
     owners = pixel_owners(torch.arange(4).view(1, 1, 4), (1, 3))
     lost = next(p for p in range(4) if p not in owners.unique().tolist())
     with pytest.raises(ValueError, match=f"player {lost} has no pixel in image 0 of 1 x 3"):

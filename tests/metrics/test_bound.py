@@ -1,4 +1,4 @@
-"""Theorem 1 against sums over coalitions and orders that are written down here one by one."""
+"""Theorem 1 against explicit sums over coalitions and orders of arrival."""
 
 from dataclasses import replace
 from itertools import chain, combinations, permutations
@@ -100,10 +100,10 @@ def test_chunks_and_single_precision_change_nothing() -> None:
     values = _nearby(game, 0.05)
     whole, parts = error_bound(game, values), error_bound(game, values.float(), batch=17)
     torch.testing.assert_close(whole.losses, parts.losses, rtol=1e-4, atol=1e-6)
-    assert game.evaluations == 2 * (2**10 - 2) + 2  # the ends are remembered
+    assert game.evaluations == 2 * (2**10 - 2) + 2  # the endpoints are evaluated once
 
 
-def test_what_the_theorem_is_not_about() -> None:
+def test_games_and_values_that_the_theorem_does_not_cover() -> None:
     game = random_unanimity(5, seed=6)
     with pytest.raises(ValueError, match=r"add up to v\(1\) - v\(0\); these miss it by 0.5"):
         error_bound(game, game.shapley_values + 0.1)
@@ -113,6 +113,6 @@ def test_what_the_theorem_is_not_about() -> None:
     def nothing(s: Coalitions) -> Tensor:
         return s.double().sum(-1, keepdim=True)
 
-    lacking = Game(nothing, num_players=3, num_outputs=1, player_mask=torch.tensor([[True, True, False]]))
-    with pytest.raises(ValueError, match="lack some players"):
-        error_bound(lacking, torch.ones(1, 3, 1))
+    absent = Game(nothing, num_players=3, num_outputs=1, player_mask=torch.tensor([[True, True, False]]))
+    with pytest.raises(ValueError, match="absent from some images"):
+        error_bound(absent, torch.ones(1, 3, 1))

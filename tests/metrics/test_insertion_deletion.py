@@ -1,4 +1,4 @@
-"""Insertion and deletion against a plain loop, and that nothing irrelevant changes them."""
+"""Insertion and deletion agree with a plain loop, whatever the batch, the chunks and the ties."""
 
 from dataclasses import replace
 
@@ -17,13 +17,13 @@ from vitshap.players import Players
 
 
 def explain(model: MaskedModel, images: Tensor, values: Tensor, players=None) -> Explanation:
-    """Given values for all classes, as a method would return them."""
+    """Return given values for all classes as an explanation."""
     made = method("leave-one-out", model, players=players)(images)
     return replace(made, values=values)
 
 
 def by_hand(model, image, values, class_index, players, insert):
-    """The curve of one image and class without ties, one coalition at a time."""
+    """Compute the curve of one image and class without ties, one coalition at a time."""
     game = model.game(image[None], players=players)
     order = sorted(range(len(values)), key=lambda i: -float(values[i]))
     points = []
@@ -56,7 +56,7 @@ def test_images_with_fewer_players_have_shorter_curves(insert):
     labels[1] = torch.tensor([[0, 0, 1], [2, -1, 2]])
     model = small_net(grid=(2, 3), num_classes=2)
     pixels = random_images(model, 2)
-    values = torch.randn(2, 6, 2, generator=torch.Generator().manual_seed(0)) - 1  # mostly below the absent's 0
+    values = torch.randn(2, 6, 2, generator=torch.Generator().manual_seed(0)) - 1  # mostly below 0
     values[1, 3:] = 0
     curve = (insertion if insert else deletion)(model, pixels, explain(model, pixels, values, labels))
     for c in range(2):
@@ -81,11 +81,11 @@ def test_deleting_is_inserting_backwards():
     )
 
 
-def test_ends_are_asked_once_and_a_map_for_all_classes_has_one_path():
+def test_endpoints_are_evaluated_once_and_class_agnostic_maps_have_one_path():
     model = small_net(num_classes=4)
     pixels = random_images(model, 2)
     specific, shared = (method(name, model)(pixels) for name in ("leave-one-out", "random"))
-    answered = []  # rows that the net's head answers: one per image and coalition
+    answered = []  # rows of the classification head: one per image and coalition
     model.net.classifier.register_forward_hook(lambda head, args, logits: answered.append(len(logits)))
     insertion(model, pixels, specific)
     assert sum(answered) == 2 * (4 * 8 + 2)
@@ -111,7 +111,7 @@ def tied(model: MaskedModel, pixels: Tensor) -> Explanation:
     return explain(model, pixels, torch.zeros(len(pixels), model.num_players, model.num_classes))
 
 
-def test_ties_are_settled_by_the_image_and_the_seed_alone():
+def test_ties_are_broken_by_the_image_and_the_seed_alone():
     model = small_net(num_classes=3)
     pixels = random_images(model, 4)
     explanation = tied(model, pixels)
@@ -125,14 +125,14 @@ def test_ties_are_settled_by_the_image_and_the_seed_alone():
 
 
 class Additive(nn.Module):
-    """Three pixels, worth 1, 2 and 4 unless they are blank: whoever is withheld can be read off the sum."""
+    """Three pixels that add 1, 2 and 4 unless they are blank: the sum tells which ones are withheld."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.worth = nn.Parameter(torch.tensor([[1.0], [2.0], [4.0]], dtype=torch.float64))
+        self.weights = nn.Parameter(torch.tensor([[1.0], [2.0], [4.0]], dtype=torch.float64))
 
     def forward(self, images: Tensor) -> Tensor:
-        return images[:, :, 0].ne(0).any(1).double() @ self.worth  # [B, 3, 1, 3] to [B, 1]
+        return images[:, :, 0].ne(0).any(1).double() @ self.weights  # [B, 3, 1, 3] to [B, 1]
 
 
 def test_every_order_of_ties_is_equally_likely():
@@ -142,7 +142,7 @@ def test_every_order_of_ties_is_equally_likely():
     values = torch.tensor([1.0, 1.0, 0.0]).view(1, 3, 1).repeat(3000, 1, 1)
     explanation = explain(model, pixels, values)
     first_inserted = insertion(model, pixels, explanation).points[:, 0, 1]
-    # players 0 (worth 1) and 1 (worth 2) come first half of the time each, within 5 standard deviations
+    # players 0 (adds 1) and 1 (adds 2) come first half of the time each, within 5 standard deviations
     assert abs(int((first_inserted == 1).sum()) - 1500) < 137
     assert int((first_inserted == 1).sum() + (first_inserted == 2).sum()) == 3000
 
@@ -169,7 +169,7 @@ def test_an_explanation_of_something_else_is_refused():
     explanation = method("leave-one-out", model)(pixels)
     with pytest.raises(ValueError, match="of 3 images, but 2 are given"):
         insertion(model, pixels[:2], explanation)
-    with pytest.raises(ValueError, match="knows 4 classes, the surrogate 5"):
+    with pytest.raises(ValueError, match="has 4 classes, the surrogate 5"):
         deletion(small_net(num_classes=5), pixels, explanation)
     other = small_net(grid=(2, 2))
     with pytest.raises(ValueError, match="grid"):

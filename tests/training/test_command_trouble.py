@@ -187,7 +187,7 @@ def test_parts_by_other_names_are_parts(tmp_path: Path) -> None:
     assert len(splits.test) == 12
     trees.class_folders(tmp_path / "half", {"cats": 6, "dogs": 6}, prefix="test/")
     trees.class_folders(tmp_path / "half", {"cats": 6, "dogs": 6}, prefix="val/")
-    with pytest.raises(ValueError, match="none to train on"):
+    with pytest.raises(ValueError, match="but none of training images"):
         load_data(tmp_path / "half")
 
 

@@ -253,7 +253,7 @@ def test_weights_of_a_timm_net_with_another_head(images: Path, tmp_path: Path) -
             "explainer.loop.epochs must be a whole number or auto; got 'many'",
         ),
         (["folder"], [], "give a folder or an archive with --data PATH"),
-        (["folder", "--data", "nowhere"], [], "there is no data set 'nowhere'"),
+        (["folder", "--data", "nowhere"], [], "nowhere is not a data set: there is no such file or folder"),
         (["folder", "--data", "IMAGES", "--model", "vit_tinny"], [], "timm has no model 'vit_tinny'"),
         (["folder", "--data", "IMAGES", "--model", "./nowhere"], [], "there is no folder ./nowhere"),
         (

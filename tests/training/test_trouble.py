@@ -48,7 +48,7 @@ def _images(n: int = 8, labels: Any = None) -> list[tuple[torch.Tensor, Any]]:
 def test_normalised_tensors_are_not_augmented() -> None:
     data = TensorDataset(torch.randn(8, 3, 8, 8), torch.arange(8) % 3)
     with pytest.raises(
-        ValueError, match=r"between 0 and 1, these reach from -\d.*preprocess=Preprocess.*augmentation="
+        ValueError, match=r"between 0 and 1, these are between -\d.*preprocess=Preprocess.*augmentation="
     ):
         fit_classifier(_model(), data, data, None, ClassifierTraining(LOOP))
     streamed = StreamedPixels(data, None, device="cpu")

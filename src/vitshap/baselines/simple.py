@@ -17,13 +17,13 @@ from vitshap.methods import Attribution, Method, image_generators, take_classes
 class LeaveOneOut(Method):
     """The difference ``v(all) - v(all but i)`` for every player i.
 
-    The differences do not add up to anything: a player whose part another can take over gets 0.
+    The differences have no meaningful sum: a player gets 0 if another one carries the same information.
     """
 
     name = "leave-one-out"
 
     def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
-        """Evaluate the ``d`` coalitions that lack one player."""
+        """Evaluate the ``d`` coalitions without one player each."""
         all_but_one = ~torch.eye(game.num_players, dtype=torch.bool, device=game.device)
         without = torch.cat(list(game.stream(all_but_one, targets)), dim=1)  # [B, d, T]
         return Attribution(take_classes(game.grand[:, None, :], targets) - without)
@@ -43,6 +43,6 @@ class Random(Method):
     unit: ClassVar[Unit | None] = "score"
 
     def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
-        """Draw; the game is not asked."""
+        """Draw the scores; the game is not evaluated."""
         scores = [torch.rand(game.num_players, generator=g) for g in image_generators(pixels, self.seed)]
         return Attribution(torch.stack(scores)[:, :, None].repeat(1, 1, targets.shape[1]))  # [B, d, T]

@@ -1,1 +1,1 @@
-"""Measurements behind ``vitshap bench``."""
+"""``vitshap bench``: its subcommands, and measurements of speed, memory and estimators."""

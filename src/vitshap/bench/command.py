@@ -1,4 +1,4 @@
-"""``vitshap bench``: what all its subcommands share. Each imports what it measures with when it runs."""
+"""``vitshap bench``: what its subcommands share. Each imports what it measures when it runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def subcommand(name: str) -> Callable[[Callable[..., None]], Callable[..., None]
 
 
 def show(out: Path | None, *tables: Table, **about: Any) -> None:
-    """Print tables, and write them to ``out`` if given, with ``about`` beside them."""
+    """Print tables, and write them to ``out`` if given, together with ``about``."""
     for table in tables:
         console.print(table.to_terminal(), highlight=False)
     write_tables(out, *tables, **about)

@@ -1,4 +1,4 @@
-"""Time of an explanation beside one forward pass of the explained model and one of the surrogate.
+"""Time of an explanation, compared with one forward pass of the explained model and one of the surrogate.
 
 An explainer evaluates the surrogate once, for v(1), and its own network once: the trunk, one more block and three layers.
 The three calls are timed in turn, round by round, and compared within a round, because the speed of a shared machine
@@ -24,7 +24,7 @@ from vitshap.models import wrap
 from vitshap.models.base import unwrapped
 
 MAX_RATIO = 1.35
-"""Most that explaining may cost, in units of one forward pass of the net and one of the surrogate."""
+"""Goal: largest cost of an explanation, in units of one forward pass of the model and one of the surrogate."""
 BATCHES = (1, 64)
 CALLS = ("net", "surrogate", "explain")
 
@@ -41,7 +41,7 @@ COLUMNS = (
 NOTES = [
     "net: a plain forward pass by its own library; surrogate: the same with its link and checks of the images; explain: "
     "explainer(images), values of all classes. Milliseconds per call, medians over rounds; throughput: of explain",
-    f"ratio: explain / (net + surrogate), median of the rounds' ratios and their quartiles, at most {MAX_RATIO} is asked. "
+    f"ratio: explain / (net + surrogate), median of the rounds (quartiles); the goal is at most {MAX_RATIO}. "
     "own pass: (explain - surrogate) / net, the cost of the explainer's own network",
 ]
 

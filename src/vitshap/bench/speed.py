@@ -1,6 +1,6 @@
-"""Evaluations of coalitions per second and their memory, beside the machine's limits; how time is measured.
+"""Measure evaluations of coalitions per second and their memory, with the machine's limits; and time in general.
 
-Ways to evaluate are compared within one run: full length with a mask against packed.
+Ways to evaluate are compared within one run: full length with a mask, and packed.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def measure(
         images, coalitions = _affordable(model, images, limit, runs=len(counts) * len(list(_ways(cuda, compiled))))
     note(f"{coalitions:,} coalitions of each of {images} images")
     pixels = torch.randn(images, 3, 224, 224, device=device)
-    # Paired: as many tokens are kept as withheld, so that a run is not lucky with its sizes.
-    asked = shapley_kernel(model.num_players).sample(images * coalitions, paired=True, device=device)
-    asked = asked.view(images, coalitions, -1)
+    # In pairs as many tokens are kept as withheld, so that runs differ less.
+    drawn = shapley_kernel(model.num_players).sample(images * coalitions, paired=True, device=device)
+    drawn = drawn.view(images, coalitions, -1)
     columns = (
         Column("way"),
         Column("threads", "d"),
@@ -89,7 +89,7 @@ def measure(
             first = None
             for way in _ways(cuda, compiled):
                 note(way.name + ("" if count is None else f", threads: {count}"))
-                rate = images * coalitions / _time(model, way, pixels, asked)
+                rate = images * coalitions / _time(model, way, pixels, drawn)
                 first = first or rate
                 table.add(way=way.name, threads=count, per_second=rate, ratio=rate / first)
             flops, moved = limits(device)
@@ -105,7 +105,7 @@ def _affordable(model: MaskedModel, images: int, limit: float, *, runs: int) -> 
     everyone = torch.ones(1, 2, model.num_players, dtype=torch.bool)
     pixels = torch.randn(1, 3, 224, 224)
     with threads(1):
-        model.game(pixels)(everyone)  # the first call pays for what is set up once
+        model.game(pixels)(everyone)  # the first call includes one-time set-up
         started = time.perf_counter()
         model.game(pixels)(everyone)
         spent = time.perf_counter() - started
@@ -125,7 +125,7 @@ def _ways(cuda: bool, compiled: bool) -> Iterator[Way]:
         yield Way("packed and compiled", "packed", fast, compiled=True)
 
 
-def _time(model: MaskedModel, way: Way, pixels: torch.Tensor, asked: torch.Tensor) -> float:
+def _time(model: MaskedModel, way: Way, pixels: torch.Tensor, drawn: torch.Tensor) -> float:
     model.to(way.dtype)
     pixels = pixels.to(way.dtype)
     model.evaluation = way.evaluation
@@ -133,7 +133,7 @@ def _time(model: MaskedModel, way: Way, pixels: torch.Tensor, asked: torch.Tenso
         model.compile()
     cast: Any = torch.autocast("cuda", way.autocast) if way.autocast else nullcontext()
     with cast:
-        return seconds(lambda: model.game(pixels)(asked), pixels.device)
+        return seconds(lambda: model.game(pixels)(drawn), pixels.device)
 
 
 def work_per_evaluation(arch: Arch, d: int, itemsize: int) -> tuple[float, float]:
@@ -162,15 +162,15 @@ def measure_memory(library: Library, arch: Arch, device: torch.device, coalition
         notes=["peak memory beyond the network, its input and its output"],
     )
     for n in (coalitions // 10, coalitions):
-        asked = shapley_kernel(model.num_players).sample(n, device=device)[None]
+        drawn = shapley_kernel(model.num_players).sample(n, device=device)[None]
         game = model.game(pixels)
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        values = game(asked)
+        values = game(drawn)
         output = values.numel() * values.element_size()
         table.add(coalitions=n, peak=(torch.cuda.max_memory_allocated(device) - before - output) / 2**20)
-        del asked, game, values
+        del drawn, game, values
     return table
 
 

@@ -46,9 +46,13 @@ def bench_coalitions(
     library: Library = LibraryName.transformers,
     device: Device = "auto",
     coalitions: Annotated[
-        int, typer.Option(min=0, help="Of each of 4 images; 0: as many as suit a GPU, on a CPU as fit into --seconds.")
+        int,
+        typer.Option(
+            min=0,
+            help="Coalitions of each of 4 images; 0: as many as suit a GPU; on a CPU as many as fit into --seconds.",
+        ),
     ] = 0,
-    seconds: Annotated[float, typer.Option(min=1, help="About what the evaluations take on a CPU.")] = 40.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Approximate time of the evaluations on a CPU.")] = 40.0,
     compiled: Annotated[bool, typer.Option(help="Also time packed and compiled (GPU).")] = True,
     out: Out = None,
 ) -> None:
@@ -74,10 +78,10 @@ def bench_explain(
     arch: Annotated[ArchName | None, typer.Option(help="An untrained network of this size instead.")] = None,
     device: Device = "auto",
     half: Annotated[bool, typer.Option("--half", help="bfloat16 autocast (GPU).")] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which the calls take turns.")] = 15,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which each call is timed.")] = 15,
     out: Out = None,
 ) -> None:
-    """Measure time and throughput of an explanation beside one forward pass of the model and of the surrogate."""
+    """Measure time and throughput of an explanation, compared with forward passes of the model and the surrogate."""
     from vitshap.bench import explain as measuring
     from vitshap.bench.speed import describe
 
@@ -97,10 +101,10 @@ def bench_training(
     procedure: Annotated[ProcedureName, typer.Option(help="How the explainer is trained.")] = ProcedureName.values,
     batch: Annotated[int, typer.Option(min=1, help="Images per step.")] = 256,
     coalitions: Annotated[int, typer.Option(min=2, help="Evaluations per image (and view).")] = 48,
-    steps: Annotated[int, typer.Option(min=2, help="Steps that are timed.")] = 16,
-    epochs: Annotated[int, typer.Option(min=1, help="What to extrapolate to.")] = 100,
-    views: Annotated[int, typer.Option(min=1, help="Views that are evaluated for them (procedure values).")] = 50,
-    images: Annotated[int, typer.Option(min=1, help="Images of such a training.")] = 9_469,
+    steps: Annotated[int, typer.Option(min=2, help="Number of timed steps.")] = 16,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of the training whose time is extrapolated.")] = 100,
+    views: Annotated[int, typer.Option(min=1, help="Views of that training (procedure values).")] = 50,
+    images: Annotated[int, typer.Option(min=1, help="Images of that training.")] = 9_469,
     compiled: Annotated[bool, typer.Option(help="Compile network and evaluations (GPU).")] = True,
     device: Device = "auto",
     out: Out = None,
@@ -138,7 +142,7 @@ def bench_memory(
     arch: Arch = ArchName.tiny,
     library: Library = LibraryName.transformers,
     device: Annotated[str, typer.Option(help="A GPU.")] = "cuda",
-    coalitions: Annotated[int, typer.Option(min=10, help="Of one image.")] = 1_000_000,
+    coalitions: Annotated[int, typer.Option(min=10, help="Coalitions of one image.")] = 1_000_000,
     out: Out = None,
 ) -> None:
     """Measure peak GPU memory of many coalitions of one image, beyond the network, its input and its output."""

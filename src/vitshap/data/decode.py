@@ -117,7 +117,7 @@ class Unreadable:
         self._warned = 0
 
     def add(self, error: UnreadableImage) -> None:
-        """Count an image; one that is met again in the next epoch is not counted twice."""
+        """Count an image once, also if it is read again in the next epoch."""
         self.found[str(error)] = error
         self.check()
 

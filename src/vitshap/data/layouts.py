@@ -140,9 +140,7 @@ def _class_folders(root: Path) -> Listing:
     if len(names) < 2:
         found = f"only one class folder ({names[0]})" if names else "no class folders"
         loose = ", but images outside of them" if not names and _image_files(root) else ""
-        raise ValueError(
-            f"{root} has {found}{loose}: put the images of each of at least two classes into a folder of its own"
-        )
+        raise ValueError(f"{root} has {found}{loose}: put the images of two or more classes into one folder per class")
     if "train" in parts and (unknown := set(names) - {folder.name for folder in _folders(parts["train"])}):
         raise ValueError(f"{root}: there are no training images of the class {', '.join(sorted(unknown))}")
     entries = []

@@ -158,7 +158,7 @@ def reliability_from_errors(estimate: Estimate | Explanation) -> Tensor:
             f"this {estimate.method} estimate has no standard errors: only sampling gives them, with a larger budget"
         )
     values, squares = estimate.values.double(), estimate.stderr.double().square()
-    mask = getattr(estimate, "player_mask", None)
+    mask = estimate.player_mask if isinstance(estimate, Explanation) else None
     present = torch.ones_like(values[..., :1]) if mask is None else mask[..., None].to(values)  # [B, d, 1]
     count = present.sum(1)  # [B, 1]
     centred = (values - (values * present).sum(1, keepdim=True) / count[:, None]) * present

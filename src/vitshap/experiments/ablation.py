@@ -62,13 +62,13 @@ def variants(views: int, coalitions: int, num_players: int, *, passes: int = 2) 
         allocation="shapley",
         loss="regression",
     )
-    authors = ExplainerTraining(loop=loop, values=plain, network=ExplainerConfig())
-    stored = replace(authors, network=ExplainerConfig(tanh=False, output_scale=2 / num_players))
+    tanh = ExplainerTraining(loop=loop, values=plain, network=ExplainerConfig())
+    stored = replace(tanh, network=ExplainerConfig(tanh=False, output_scale=2 / num_players))
     steps = recipe_steps()
     paper_epochs = max(1, views * (coalitions + 1) // 33)
     return {
         "paper": ExplainerTraining(procedure="paper", loop=LoopConfig(epochs=paper_epochs, save_every=10**9)),
-        "stored values, tanh": authors,
+        "stored values, tanh": tanh,
         "stored values": stored,
         **{f"+ {name}": _with(stored, [change]) for name, change in steps.items()},
         "all together": _with(stored, steps.values()),
@@ -86,7 +86,7 @@ def recipe_steps() -> dict[str, dict[str, Any]]:
         "noise weights": {
             "values": {"noise_weight_power": values.noise_weight_power, "noise_offset": values.noise_offset}
         },
-        "predicted class counts more": {"values": {"predicted_class_weight": values.predicted_class_weight}},
+        "larger weight of the predicted class": {"values": {"predicted_class_weight": values.predicted_class_weight}},
         "sizes by pilot": {"values": {"allocation": values.allocation}},
         "noise cancelled": {"values": {"loss": values.loss}, "network": {"profiles": True}},
         "magnitudes": {"network": {"magnitudes": True}},
@@ -110,7 +110,7 @@ def _with(config: ExplainerTraining, changes: Iterable[dict[str, Any]]) -> Expla
 
 
 def _equal_evaluations(config: ExplainerTraining, images: int, samples: int) -> ExplainerTraining:
-    """Fewer coalitions of each where some images are repeated."""
+    """Use fewer coalitions per image where some images are repeated."""
     if config.values.low_confidence_oversampling == 1:
         return config
     coalitions = round((number(config.values.coalitions) + 1) * images / samples) - 1

@@ -1,8 +1,8 @@
 """The result of a measurement: a table, written to the terminal, to JSON or to Markdown.
 
 A row is one measured thing (a method, a budget, a data set) and a column one quantity with its unit. A cell holds a value
-with a standard error or an interval, or a note that says why there is no value. All measurements of ``experiments`` and
-``bench`` return tables; none formats numbers itself.
+with a standard error or an interval, or a note on why there is no value. All measurements of ``experiments`` and
+``bench`` return tables and leave the formatting of numbers to them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Cell:
     error: float | None = None
     """Standard error of the value."""
     interval: tuple[float, float] | None = None
-    """Lower and upper end of an interval around the value; the table's notes say which."""
+    """Lower and upper end of an interval around the value; the table's notes should say of which kind."""
     note: str = ""
     """Shown instead of a missing value, or after a value in parentheses."""
 
@@ -141,7 +141,7 @@ class Table:
 
 
 def write_tables(path: Path | None, *tables: Table, **about: Any) -> None:
-    """Write tables to a file: Markdown if its name ends with .md, else JSON with ``about`` beside the tables.
+    """Write tables to a file: Markdown if its name ends with .md, else JSON with the tables and ``about``.
 
     Without a path nothing is written. JSON has null for numbers that are not finite.
     """

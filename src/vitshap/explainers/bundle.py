@@ -148,10 +148,9 @@ def read(name: str | os.PathLike[str], /) -> dict[str, Any]:
 
 
 def own_folder(name: str | os.PathLike[str], /) -> Path:
-    """Return a bundle's folder that can be written to; a shipped name or a hub id is none."""
+    """Return a bundle's local folder, which can be written to; ``BundleError`` for shipped names and hub ids."""
     place = Path(name)
-    if not place.is_dir():
-        raise BundleError(f"{place} is no folder: what was measured is recorded in a bundle's own folder")
+    read_config(place)
     return place
 
 

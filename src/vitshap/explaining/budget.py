@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from PIL import Image
@@ -32,11 +32,25 @@ SECONDS = {"cpu": 60.0, "cuda": 2.0}
 """Time limit per image, by kind of device."""
 ENOUGH = {"cpu": 1.5, "cuda": 0.2}
 """Seconds of evaluations to time: a few evaluations take longer, each, than the thousands that follow."""
+LONG = 0.5
+"""Seconds of a method's own work above which a larger budget is not timed too."""
 MOST = 4096
 """Coalitions that are timed at once, at most: as many as methods evaluate at once."""
 
 
-def seconds_per_evaluation(source: Source, classes: int, most: int = MOST) -> float:
+class Cost(NamedTuple):
+    """Expected time per image."""
+
+    per_evaluation: float
+    fixed: float = 0.0
+    """Seconds that do not depend on the number of evaluations."""
+
+    def seconds(self, budget: int) -> float:
+        """Return the seconds of this many evaluations."""
+        return self.fixed + self.per_evaluation * budget
+
+
+def measure_cost(source: Source, classes: int, most: int = MOST) -> Cost:
     """Time the model with up to ``most`` coalitions at once and the method's own work for this many classes."""
     method = source.method
     assert isinstance(method, SamplingMethod)
@@ -53,40 +67,50 @@ def seconds_per_evaluation(source: Source, classes: int, most: int = MOST) -> fl
         start = time.perf_counter()
         game(draw[:, :count]).sum().item()  # waits for the device
         spent = time.perf_counter() - start
-    return spent / count + own_work(method, blank, game.num_players, classes)
+    own = own_work(method, blank, game.num_players, classes)
+    return Cost(spent / count + own.per_evaluation, own.fixed)
 
 
-def choose(seconds: float, device: torch.device) -> int:
-    """Return the largest budget expected to fit the limit, at ``seconds`` per evaluation; the smallest if none fits."""
-    return max((rung for rung in LADDER if rung * seconds <= SECONDS[device.type]), default=LADDER[0])
+def choose(cost: Cost, device: torch.device) -> int:
+    """Return the largest budget expected to fit the limit; the smallest if none fits."""
+    return max((rung for rung in LADDER if cost.seconds(rung) <= SECONDS[device.type]), default=LADDER[0])
 
 
-def reason(budget: int, seconds: float, device: torch.device) -> str:
+def reason(budget: int, cost: Cost, device: torch.device) -> str:
     """Return why this budget was chosen, in words."""
     limit, where = SECONDS[device.type], "a GPU" if device.type == "cuda" else "a CPU"
-    if budget * seconds > limit:
+    if cost.seconds(budget) > limit:
         return f"the smallest budget, although it is expected to take more than {limit:g} s per image"
     rungs = f"{LADDER[0]:,}, {LADDER[1]:,}, ... {LADDER[-1]:,}"
     return f"the largest of {rungs} that is expected to take at most {limit:g} s per image on {where}"
 
 
-def own_work(method: SamplingMethod, blank: Tensor, players: int, classes: int) -> float:
-    """Return the seconds per evaluation of the method itself, from running it on a game that costs nothing."""
+def own_work(method: SamplingMethod, blank: Tensor, players: int, classes: int) -> Cost:
+    """Time the method itself on a game that costs nothing, with two budgets: most of a small one's time may be fixed."""
     weights = torch.linspace(-1, 1, players * classes, device=blank.device).view(players, classes)
 
     def value(coalitions: Coalitions) -> Tensor:
         return coalitions.float() @ weights
 
     targets = torch.arange(classes, device=blank.device)[None]
-    for budget in LADDER:  # many players need more than the smallest budget
+
+    def spent(budget: int) -> float:
         game = Game(value, num_players=players, num_outputs=classes, device=blank.device)
         start = time.perf_counter()
+        method.with_budget(budget).compute(game, blank, targets).values.sum().item()
+        return time.perf_counter() - start
+
+    for budget in LADDER[:-2]:  # many players need more than the smallest budget
         try:
-            method.with_budget(budget).compute(game, blank, targets).values.sum().item()
+            spent(budget)  # the first call includes work that is done once
         except ValueError:
             continue
-        return (time.perf_counter() - start) / budget
-    return 0.0
+        small = spent(budget)
+        if small > LONG:
+            return Cost(small / budget)
+        per_evaluation = max(0.0, spent(4 * budget) - small) / (3 * budget)
+        return Cost(per_evaluation, max(0.0, small - per_evaluation * budget))
+    return Cost(0.0)
 
 
 def seconds_per_map(source: Source) -> float:

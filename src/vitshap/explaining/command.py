@@ -7,6 +7,7 @@ program that read the results has stopped reading.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -85,6 +86,7 @@ class Options:
 def run(options: Options) -> int:
     """Explain photos; return the exit code."""
     printer = Terminal(results_on_stdout=options.json != "-")
+    gc.disable()  # until the first image is done: libraries are imported faster
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # becomes a note about the image
         warnings.filterwarnings("ignore", r"\d+ players: Shapley values")  # was printed when the model was loaded
@@ -102,6 +104,8 @@ def run(options: Options) -> int:
         except (ValueError, OSError) as error:
             printer.print_error(f"error: {' '.join(str(error).split())}")
             return 2
+        finally:
+            gc.enable()
 
 
 @dataclass
@@ -131,7 +135,7 @@ class _Run:
                 bar = stack.enter_context(progress_bar(printer, total))
                 for missing in self.found.missing:
                     self._add(missing, source, target)
-                watched = source.with_progress(bar.add_estimate)
+                watched = source.with_progress(bar.add_estimate) if _shows_partial(source) else source
                 for entry in explain_photos(self.found.photos, watched, target=target, batch=batch):
                     self._add(entry, source, target)
                     bar.advance(self.explained + self.failed - len(self.found.missing))
@@ -151,12 +155,12 @@ class _Run:
         device = source.model.device
         with working(self.printer, "timing a few evaluations"):
             classes = most_classes(target, source.model.num_classes)
-            seconds = budget.seconds_per_evaluation(source, classes, options.budget or budget.MOST)
+            cost = budget.measure_cost(source, classes, options.budget or budget.MOST)
             maps = classes if names_classes(target) else min(classes, MAPS)
             drawing = maps * budget.seconds_per_map(source) if options.draws_heatmaps(images) else 0.0
-        chosen = options.budget or budget.choose(seconds, device)
-        why = terminal.REQUESTED if options.budget is not None else budget.reason(chosen, seconds, device)
-        self.printer.print(terminal.budget_line(chosen, why, seconds * chosen + drawing, images))
+        chosen = options.budget or budget.choose(cost, device)
+        why = terminal.REQUESTED if options.budget is not None else budget.reason(chosen, cost, device)
+        self.printer.print(terminal.budget_line(chosen, why, cost.seconds(chosen) + drawing, images))
         return source.with_budget(chosen), {"budget": chosen, "budget_is": why}
 
     def _open_sinks(self, source: Source, stack: ExitStack, batch: int, facts: dict[str, Any]) -> None:
@@ -194,6 +198,7 @@ class _Run:
             self.low_confidence += bool(entry.warnings)
             show = self.printer.print
         show(*terminal.entry_lines(entry, source, k=self.options.patches))
+        gc.enable()
 
     def _end(self) -> int:
         options, printer = self.options, self.printer
@@ -227,6 +232,14 @@ def _photos(options: Options) -> Found:
         reasons = "; ".join(f"{one.name}: {one.reason}" for one in found.missing[:3])
         raise ValueError(reasons or "no photo is given")
     return found
+
+
+def _shows_partial(source: Source) -> bool:
+    """Whether partial estimates are shown: on a GPU computing them takes longer than up to 65,536 evaluations.
+
+    This depends on device and budget alone, not on timing, because partial estimates change the last digits of the values.
+    """
+    return source.model.device.type != "cuda" or (source.budget or 0) > budget.LADDER[-1]
 
 
 def _source(options: Options) -> Source:

@@ -1,6 +1,6 @@
-"""Which photos are meant, and what is in them: names, folders and patterns to files, files to pictures.
+"""Find photos (names, folders, patterns, the standard input) and read them.
 
-A file that cannot be read is an answer, not an accident: the reason is one line in plain words.
+For a file that cannot be read, the reason is one line in plain words.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _KINDS = (
     "mpo",
 )
 SUFFIXES = frozenset(f".{kind}" for kind in _KINDS)
-"""What is taken from a folder; a file that is named is tried whatever it is called."""
+"""Suffixes of files that are taken from a folder; a file that is named is tried whatever its suffix."""
 SHOWN = 800
 """Longest side of the picture that is kept for drawing."""
 LARGE = 32_000_000
@@ -51,11 +51,11 @@ SHORT_SIDE = 1024
 """... and to a short side of this many pixels at least."""
 NOT_A_FILE = "it is a pipe, socket or device, not a file (- reads a photo from the standard input)"
 PIPED_BYTES = 1 << 29
-"""Most that is read from the standard input."""
+"""Most bytes that are read from the standard input."""
 _DEEP = ("I", "F")
-"""Modes whose scale is that of the whole image."""
+"""Modes that are scaled by the range of the whole image."""
 _EXIF = ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp")
-"""Where an image's information says how the camera was held."""
+"""Keys of an image's metadata that hold its orientation."""
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -76,7 +76,7 @@ class Piped:
     content: bytes = field(repr=False)
 
     def __fspath__(self) -> str:
-        """What it is called in reports."""
+        """Return its name in reports."""
         return "standard-input"
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ Photo: TypeAlias = Path | Piped
 
 @dataclass(frozen=True)
 class Found:
-    """Files to explain, and what was asked for but is not there."""
+    """Files to explain, and names for which there is none."""
 
     photos: list[Photo]
     missing: list[Failed]
@@ -100,22 +100,22 @@ class Found:
 
 
 class Opened(NamedTuple):
-    """A photo as the file has it, and what to show of it."""
+    """A decoded photo, and the picture to show of it."""
 
     image: Image.Image
     """Loaded, upright, of any mode; a very large photo is shrunk."""
     picture: Image.Image
-    """Upright, RGB, at most ``SHOWN`` pixels a side; a panorama has more, for the net sees a small part of it."""
+    """Upright, RGB, at most ``SHOWN`` pixels a side; a panorama has more, since the model sees a small part of it."""
     size: tuple[int, int]
     """Width and height of the upright original."""
     notes: tuple[str, ...]
 
 
 def find_photos(names: Iterable[str], /, *, leave_out: Path | None = None) -> Found:
-    """Files named, files in folders named (and in folders within), files that patterns match; each once, in order.
+    """Return the named files, the files in named folders and their subfolders, and those that match patterns, each once.
 
-    "-" is the standard input. Pipes, sockets and devices are no photos. ``leave_out`` is a folder whose files are nobody's
-    photos: the one that results are written to.
+    "-" is the standard input. Pipes, sockets and devices are not photos. ``leave_out`` is a folder to skip: the one that
+    results are written to.
     """
     photos: dict[Photo, None] = {}
     missing = []
@@ -129,7 +129,7 @@ def find_photos(names: Iterable[str], /, *, leave_out: Path | None = None) -> Fo
 
 
 def read_photo(source: str | os.PathLike[str] | BinaryIO, /) -> Opened:
-    """The photo of a file, its first frame if there are several; ``UnreadableImage`` with a reason in plain words."""
+    """Read the photo of a file, its first frame if it has several; ``UnreadableImage`` has a reason in plain words."""
     file = io.BytesIO(source.content) if isinstance(source, Piped) else source
     name = str(source) if isinstance(source, str | os.PathLike) else "the image"
     try:
@@ -151,24 +151,24 @@ def read_photo(source: str | os.PathLike[str] | BinaryIO, /) -> Opened:
         return Opened(upright, _small(upright), size[::-1] if orientation in _SIDEWAYS else size, notes)
     except UnreadableImage:
         raise
-    except Exception as error:  # Pillow's plugins raise whatever a damaged file leads them to
+    except Exception as error:  # Pillow's plugins raise many kinds of errors for damaged files
         raise UnreadableImage(name, _reason(file, error)) from error
 
 
 def photo_pixels(photo: Photo) -> int:
-    """Pixels of a photo that decoding it will hold, from the head of its file; 0 where it has none."""
+    """Return the number of pixels that decoding a photo needs, from the start of its file; 0 if unreadable."""
     try:
         if isinstance(photo, Path):
             _require_regular(photo)
         with Image.open(io.BytesIO(photo.content) if isinstance(photo, Piped) else photo) as image:
             shrunk = _factor(image.size) ** 2 if image.format in ("JPEG", "MPO") else 1
             return image.width * image.height // shrunk
-    except Exception:  # read_photo says what is wrong with it
+    except Exception:  # read_photo gives the reason
         return 0
 
 
 def _require_regular(path: str | os.PathLike[str]) -> None:
-    """Raise unless this is a plain file: a pipe would be waited for without end."""
+    """Raise unless this is a regular file: reading a pipe may never end."""
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
         raise UnreadableImage(str(path), "it is a folder")
@@ -177,7 +177,7 @@ def _require_regular(path: str | os.PathLike[str]) -> None:
 
 
 def _factor(size: tuple[int, int]) -> int:
-    """By how much a photo of this size is shrunk while it is read."""
+    """Return the factor by which a photo of this size is shrunk while it is read."""
     width, height = size
     if width * height <= LARGE:
         return 1
@@ -186,15 +186,15 @@ def _factor(size: tuple[int, int]) -> int:
 
 
 def _orientation(image: Image.Image) -> int:
-    """How the camera was held, as EXIF numbers it; 1, upright, where the EXIF data are damaged."""
+    """Return the EXIF orientation; 1, upright, if the EXIF data are damaged."""
     try:
         return int(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # whatever damaged data lead Pillow to
+    except Exception:  # Pillow raises many kinds of errors for damaged data
         return 1
 
 
 def _reduced(image: Image.Image, factor: int) -> Image.Image:
-    """The image in RGB, shrunk band by band, so that no second copy of its full size is made."""
+    """Return the image in RGB, shrunk band by band to avoid a second copy of its full size."""
     if image.mode in _DEEP:
         return eight_bit(image).reduce(factor)
     width, height = (-(-side // factor) for side in image.size)
@@ -232,7 +232,7 @@ def _found(name: str, leave_out: Path | None) -> list[Path] | Failed:
 
 
 def _ordinary(path: Path) -> bool:
-    """Whether it is no pipe, socket or device."""
+    """Return whether it is not a pipe, socket or device."""
     return path.is_file() or path.is_dir() or not path.exists()
 
 
@@ -258,12 +258,12 @@ def _inside(path: Path, folder: Path | None) -> bool:
 
 
 def _notes(image: Image.Image) -> Iterator[str]:
-    # Phones store a second, smaller copy in their JPEGs (MPO), which is no animation.
+    # Phones store a second, smaller copy in their JPEGs (MPO): that is not an animation.
     if image.format != "MPO" and getattr(image, "is_animated", False):
         kind = "it has several pages" if image.format == "TIFF" else "it is animated"
         yield f"{kind}: the first {'page' if image.format == 'TIFF' else 'frame'} is explained"
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
-        yield "it may be transparent in parts: they are taken as white"
+        yield "it may be partly transparent: transparent parts become white"
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and image.width * image.height > limit:
         yield f"it is very large, {image.width * image.height / 1e6:.0f} megapixels"

@@ -107,7 +107,8 @@ def open_bundle(
         )
     name = known[0] if name is None else name
     method_name = method_name or EXPLAINER
-    METHODS.load(method_name)  # an unknown name is an error before the bundle is loaded
+    if method_name != EXPLAINER:
+        METHODS.load(method_name)  # an unknown name is an error before the bundle is loaded
     config = bundle.read(name)
     explainer = bundle.load(name, classifier=classifier, device=device)
     _require_preprocess(explainer.surrogate, f"the bundle {name}")

@@ -1,4 +1,4 @@
-"""What must be true of an explanation, checked when it is made, and what its words mean."""
+"""Consistency checks of an explanation, which run when it is made."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FINITE = ("values", "base_values", "full_values", "prediction")
 
 
 def check(e: Explanation) -> None:
-    """Raise ``ValueError`` unless all fields fit together and what they claim holds."""
+    """Raise ``ValueError`` unless the fields are consistent and additive values add up."""
     for name, allowed in (("unit", get_args(Unit)), ("prediction_by", get_args(PredictionBy))):
         if getattr(e, name) not in allowed:
             raise ValueError(f"{name} is one of {', '.join(allowed)}; got {getattr(e, name)!r}")
@@ -49,12 +49,12 @@ def check(e: Explanation) -> None:
 
 
 def is_one_class(target: object) -> TypeGuard[ClassLike]:
-    """Return whether this is a number or a name, not several."""
+    """Return whether this is one class, by number or name."""
     return isinstance(target, Integral | str) or (isinstance(target, Tensor) and target.ndim == 0)
 
 
 def _check_tensor(name: str, tensor: object, dtype: torch.dtype, axes: Sequence[str], sizes: dict[str, int]) -> None:
-    """Compare a tensor with the ``sizes`` of the axes so far, and add its own to them."""
+    """Compare a tensor with the ``sizes`` of the axes known so far, and add its own to them."""
     given = type(tensor).__name__
     if isinstance(tensor, Tensor):
         fits = tensor.ndim == len(axes) and all(
@@ -90,7 +90,9 @@ def _check_players(e: Explanation) -> None:
         given = f"{labels.dtype} {list(labels.shape)}"
     if given is not None:
         kind = f"int64 label map [{images} or 1, *grid] with labels -1 to {d - 1}"
-        raise ValueError(f"players must be an {kind}, and player_mask leave out players without a token; got {given}")
+        raise ValueError(
+            f"players must be an {kind}, and player_mask must exclude players without a token; got {given}"
+        )
 
 
 def _check_additive(e: Explanation) -> None:

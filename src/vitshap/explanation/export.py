@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 
 def pixel_owners(labels: Tensor, size: Sequence[int], box: Sequence[float] | None = None) -> Tensor:
-    """Which player each pixel belongs to, int64 ``[B or 1, H, W]``, from label maps ``[B or 1, rows, columns]``.
+    """Return the player of each pixel, int64 ``[B or 1, H, W]``, from label maps ``[B or 1, rows, columns]``.
 
-    ``size`` is (height, width). ``box`` (left, top, right, bottom) is where the grid lies in the image, by default all
-    of it. Pixels outside the grid and those of nobody's tokens are -1.
+    ``size`` is (height, width). ``box`` (left, top, right, bottom) is the position of the grid in the image, by default
+    all of it. Pixels outside the grid or of no player are -1.
     """
     (height, width), (rows, columns) = size, labels.shape[1:]
     left, top, right, bottom = (0, 0, width, height) if box is None else box
@@ -52,14 +52,14 @@ def pixel_owners(labels: Tensor, size: Sequence[int], box: Sequence[float] | Non
 
 
 def spread(values: Tensor, owners: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Values ``[B, d, T]`` over the pixels of their owners (``[B or 1, H, W]``): ``[B, T, H, W]`` on the owners' device.
+    """Spread values ``[B, d, T]`` over the pixels of ``owners`` (``[B or 1, H, W]``): ``[B, T, H, W]`` on their device.
 
     Shares are computed in float64 and rounded once; in half precision they may be subnormal, and their sums rough.
     """
     batch, players, explained = values.shape
     height, width = owners.shape[1:]
     flat = owners.flatten(1)
-    flat = flat.where(flat >= 0, players)  # [B or 1, H * W]; nobody comes last
+    flat = flat.where(flat >= 0, players)  # [B or 1, H * W]; no player: last
     count = torch.zeros(len(flat), players + 1, dtype=torch.int64, device=flat.device)
     count = count.scatter_add_(1, flat, torch.ones_like(flat))[:, :-1].to(values.device)
     lost = ((count == 0) & (values != 0).any(2)).nonzero()
@@ -83,12 +83,12 @@ NAMES_SHOWN = 3
 def to_shap(
     e: Explanation, /, *, images: Pictures | None, target: ClassLike | None, allow_non_additive: bool
 ) -> shap.Explanation:
-    """``Explanation.to_shap``."""
+    """Implement ``Explanation.to_shap``."""
     package = _optional("shap", "vitshap[shap]")
     if not e.additive and not allow_non_additive:
         raise ValueError(
-            f"{e.method} is not additive: its values do not add up to the output, as readers of shap's plots expect. "
-            "allow_non_additive=True hands them over nevertheless"
+            f"{e.method} is not additive: its values do not add up to the output, as shap's plots assume. "
+            "allow_non_additive=True converts them nevertheless"
         )
     if target is None:
         columns = torch.arange(e.classes.shape[1]).expand(len(e), -1)
@@ -108,7 +108,7 @@ def _optional(package: str, install: str) -> Any:
 
 
 def _players_form(e: Explanation, columns: Tensor) -> dict[str, Any]:
-    """Values ``[B, d, T]``, or ``[B, d]`` if they are of one class: shap's plots take one output at a time."""
+    """Return values ``[B, d, T]``, or ``[B, d]`` for one class: shap's plots take one output at a time."""
     form: dict[str, Any] = {
         "values": _take(e.values, columns),
         "base_values": _base(e, columns),
@@ -122,7 +122,7 @@ def _players_form(e: Explanation, columns: Tensor) -> dict[str, Any]:
 
 
 def _pixels_form(e: Explanation, columns: Tensor, images: Pictures) -> dict[str, Any]:
-    """Values ``[B, H, W, C, T]`` and the pictures ``[B, H, W, C]`` in 0..1."""
+    """Return values ``[B, H, W, C, T]`` and the pictures ``[B, H, W, C]`` in 0..1."""
     pictures = _picture_list(images)
     shown = [_shown(picture) for picture in pictures]
     if len(pictures) != len(e) or len({picture.shape for picture in shown}) > 1:
@@ -145,7 +145,7 @@ def _pixels_form(e: Explanation, columns: Tensor, images: Pictures) -> dict[str,
 
 
 def _picture_list(images: Pictures) -> list[Picture]:
-    """One picture per image; a lone picture is a list of one."""
+    """Return one picture per image; a single picture becomes a list of one."""
     if isinstance(images, str | os.PathLike | Image.Image):
         return [images]
     if isinstance(images, Tensor):
@@ -156,14 +156,14 @@ def _picture_list(images: Pictures) -> list[Picture]:
 
 
 def _shown(picture: Picture) -> NDArray[np.float64]:
-    """``[H, W, C]`` in 0..1; one channel stays one."""
+    """Return the picture as ``[H, W, C]`` in 0..1; one channel stays one."""
     pixels = as_pixels(picture)
     grey = isinstance(picture, Tensor) and picture.shape[0] == 1
     return pixels[..., :1] if grey else pixels
 
 
 def _box(e: Explanation, image: int) -> list[float] | None:
-    """Where the net's crop lies in the original picture."""
+    """Return the box of the model's input in the original picture."""
     if e.image_box is None:
         return None
     box: list[float] = e.image_box[image].tolist()
@@ -171,7 +171,7 @@ def _box(e: Explanation, image: int) -> list[float] | None:
 
 
 def _take(tensor: Tensor, columns: Tensor) -> NDArray[np.float32]:
-    """Of ``[B, d, all]`` the columns ``[B, T]``: ``[B, d, T]``."""
+    """Select the columns ``[B, T]`` of ``[B, d, all]``: ``[B, d, T]``."""
     array: NDArray[np.float32] = tensor.gather(2, columns[:, None, :].expand(-1, tensor.shape[1], -1)).numpy()
     return array
 
@@ -181,23 +181,23 @@ def _base(e: Explanation, columns: Tensor) -> NDArray[np.float32] | None:
 
 
 def _output_names(e: Explanation, columns: Tensor, shape: Sequence[int]) -> list[str] | NDArray[np.str_]:
-    """Names of the classes: a list if all images have the same ones, else ``[B, T]``."""
+    """Return the names of the classes: a list if they are the same for all images, otherwise ``[B, T]``."""
     rows = [[e._name(index) for index in row] for row in e.classes.gather(1, columns).tolist()]
     if all(row == rows[0] for row in rows):
         return rows[0]
-    if shape[-2] == len(rows):  # then shap would take [B, T] for two axes of outputs: its guess goes by sizes alone
+    if shape[-2] == len(rows):  # shap, which guesses axes by their sizes, would read [B, T] as two axes of outputs
         return [_joined(column) for column in zip(*rows, strict=True)]
     return np.array(rows)
 
 
 def _joined(names: Sequence[str]) -> str:
-    """One name for several classes."""
+    """Join several class names."""
     unique = list(dict.fromkeys(names))
     return " / ".join(unique[:NAMES_SHOWN] + ["..."] * (len(unique) > NAMES_SHOWN))
 
 
 def _player_names(e: Explanation) -> list[str]:
-    """A patch by its row and column; players of several tokens, or that differ between images, by their number."""
+    """Name patches by row and column; players of several tokens, or that differ between images, by number."""
     d = e.values.shape[1]
     labels = e.players[0].flatten()
     if len(e.players) == 1 and torch.equal(labels[labels >= 0].sort().values, torch.arange(d)):
@@ -206,7 +206,7 @@ def _player_names(e: Explanation) -> list[str]:
 
 
 def describe(e: Explanation) -> str:
-    """``repr``: what was explained and at what cost, without the numbers."""
+    """Return one line about what was explained and at what cost."""
     images, players, classes = e.values.shape
     grid = " x ".join(map(str, e.grid))
     counts = (
@@ -220,14 +220,14 @@ def describe(e: Explanation) -> str:
 
 
 def position(e: Explanation, image: int, player: int) -> tuple[int, ...]:
-    """Where a player is in the grid, counted from 0: its token nearest to the centre of all its tokens."""
+    """Return a player's position in the grid, counted from 0: its token nearest to the centre of all its tokens."""
     tokens = (e.players[image if len(e.players) > 1 else 0] == player).nonzero()  # [n, axes], in reading order
     distance = (tokens - tokens.double().mean(0)).square().sum(1)
     return tuple(tokens[int(distance.argmin())].tolist())
 
 
 def to_dataframe(e: Explanation) -> pandas.DataFrame:
-    """``Explanation.to_dataframe``."""
+    """Implement ``Explanation.to_dataframe``."""
     package = _optional("pandas", "pandas")
     axes = ("row", "column") if len(e.grid) == 2 else tuple(f"axis_{i}" for i in range(len(e.grid)))
     shared = [position(e, 0, player) for player in range(e.values.shape[1])] if e.player_mask is None else None

@@ -39,7 +39,7 @@ class _Explains(Protocol):
 
 
 def _unwrappable(function: Callable[P, R]) -> Callable[P, R]:
-    """The same function with a ``__wrapped__``: ``NoiseTunnel`` calls that instead, to pass captum's own logging by."""
+    """Give the function a ``__wrapped__``, which ``NoiseTunnel`` calls to bypass captum's logging."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -49,30 +49,30 @@ def _unwrappable(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class InputShaped:
-    """A mixin for what is called ``explain(images, target)`` and returns an ``Explanation``."""
+    """Mixin for callables ``explain(images, target)`` that return an ``Explanation``: adds captum's interface."""
 
     @property
     @abstractmethod
     def forward_func(self) -> Any:
-        """The net that is explained, from images to outputs ``[B, K]``."""
+        """The explained model, from images to outputs ``[B, K]``."""
 
     @property
     def multiplies_by_inputs(self) -> bool:
-        """Values are contributions to the output, not slopes."""
+        """True: values are contributions to the output, not gradients."""
         return True
 
     def has_convergence_delta(self) -> bool:
-        """No ``delta`` is returned: what an additive explanation misses is rounding."""
+        """Return False: an additive explanation has no error but rounding."""
         return False
 
     @_unwrappable
     def attribute(self, inputs: Inputs, target: CaptumTarget = None) -> Inputs:
-        """A tensor of the inputs' shape, type and device, whose sum over a player's pixels and channels is its value.
+        """Return a tensor of the inputs' shape, type and device; a player's pixels and channels add up to its value.
 
-        ``inputs`` ``[B, C, H, W]`` as the net takes them, or a tuple of that one tensor (then the result is one, too).
-        ``target`` is read as captum reads it: a list holds one class per image. None is the predicted class of each
-        image; where images are to be perturbed name the class, as their prediction may change.
-        Pixels that belong to no player get 0. No gradient flows.
+        ``inputs`` are ``[B, C, H, W]`` as the model takes them, or a tuple of that tensor (the result is then a tuple).
+        ``target`` has captum's meaning: a list holds one class per image. None is the predicted class of each image; give
+        the class if images are perturbed, because the prediction may change. Pixels of no player get 0. There is no
+        gradient.
         """
         if isinstance(inputs, tuple):
             (images,) = inputs
@@ -93,7 +93,7 @@ def _attribute(explain: _Explains, images: Tensor, target: CaptumTarget) -> Tens
 
 
 def _one_class(target: CaptumTarget, images: int) -> int | str | Tensor:
-    """captum's target as ours: there a list is one class per image, here a list is several classes for every image."""
+    """Convert captum's target, in which a list is one class per image; in vitshap it is several for every image."""
     if target is None:
         return "predicted"
     if isinstance(target, Tensor) and target.numel() == 1:
@@ -113,12 +113,12 @@ QuantusFunction: TypeAlias = Callable[..., NDArray[np.floating]]
 
 
 def quantus_explain_func(explain: InputShaped, /, *, strict: bool = True) -> QuantusFunction:
-    """``explain_func`` for Quantus' metrics, from a method or an explainer.
+    """Return an ``explain_func`` for Quantus' metrics, from a method or an explainer.
 
     Give the metric the wrapped model: ``metric(model=model, x_batch=..., y_batch=..., explain_func=...)``. The function
     returns ``[B, 1, H, W]``: every pixel's share of its player's value, channels together.
-    With ``strict=False`` a net that the method cannot be made for is ignored and the method's own explained; do this
-    for metrics that leave the net as it is.
+    With ``strict=False``, a model that the method cannot be made for is ignored and the method's own is explained; use
+    this for metrics that do not change the model.
     """
 
     def explain_func(
@@ -134,7 +134,7 @@ def quantus_explain_func(explain: InputShaped, /, *, strict: bool = True) -> Qua
 
 
 def _made_for(model: Any, explain: InputShaped, strict: bool) -> InputShaped:
-    """The method for the net that Quantus gave."""
+    """Return the method for the model that Quantus gave."""
     own = explain.forward_func
     if model is None or model is own or model is getattr(own, "net", None):
         return explain
@@ -144,13 +144,13 @@ def _made_for(model: Any, explain: InputShaped, strict: bool) -> InputShaped:
         return explain
     raise ValueError(
         f"Quantus gave a {type(model).__name__} that {type(explain).__name__} was not made for, perhaps a randomised copy. "
-        "Give the metric the wrapped model (then methods follow it; a trained explainer explains its surrogate alone), "
-        "or strict=False to explain the method's own model whatever net is given"
+        "Give the metric the wrapped model (methods are made for it; a trained explainer explains its surrogate only), "
+        "or use strict=False to explain the method's own model whatever is given"
     )
 
 
 def _pixels(inputs: Any, explain: InputShaped) -> Tensor:
-    """Quantus computes in numpy, often in float64: the net gets its own type."""
+    """Convert Quantus' numpy arrays, often float64, to the model's type."""
     net = getattr(explain.forward_func, "net", None)
     device, dtype = (torch.device("cpu"), torch.float32) if net is None else net_device_dtype(net)
     return torch.from_numpy(np.ascontiguousarray(inputs)).to(device, dtype)

@@ -1,8 +1,7 @@
-"""The result of every method: what each player contributed to each explained class, and how to read it.
+"""The result of every method: the value of each player for each explained class, with what is needed to read it.
 
-One frozen object for all methods, so that a metric, a plot or a report never asks which method it holds.
-Whatever it claims is checked when it is made: shapes, and for an additive explanation that the values really
-add up. Its tensors are plain ones on the CPU: a result is read, saved and drawn, not trained through.
+All methods return this frozen object, so metrics, plots and reports do not depend on the method. It is checked when it is
+made: shapes, and for an additive explanation that the values add up. Its tensors are detached and on the CPU.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ FORMAT_VERSION = 1
 
 
 class PlayerValue(NamedTuple):
-    """A player, its value, and where it is in the grid: row and column for images, integers that count from 0.
+    """A player, its value, and its position in the grid: row and column for images, counted from 0.
 
-    Of a player with several tokens it is the token nearest to the centre of them.
+    The position of a player with several tokens is the token nearest to their centre.
     """
 
     player: int
@@ -54,44 +53,44 @@ class Explanation:
     """Values of ``d`` players for ``T`` classes of each of ``B`` images."""
 
     values: Tensor
-    """float32 ``[B, d, T]``; 0 for players that an image lacks."""
+    """float32 ``[B, d, T]``; 0 for players that are absent from an image."""
     classes: Tensor
     """Explained classes, int64 ``[B, T]``."""
     additive: bool
     """Whether the values of an image add up to ``full_values - base_values``."""
     unit: Unit
     prediction: Tensor
-    """What the net says of the whole images, float32 ``[B, K]``."""
+    """Output of the model for the whole images, float32 ``[B, K]``."""
     prediction_by: PredictionBy
     players: Tensor
-    """Which player each token belongs to, int64 ``[B or 1, *grid]``; -1 is nobody."""
+    """The player of each token, int64 ``[B or 1, *grid]``; -1 means no player."""
     method: str
     base_values: Tensor | None = None
-    """v of the empty coalition, float32 ``[B, T]``; None when not additive."""
+    """v of the empty coalition, float32 ``[B, T]``; None if not additive."""
     full_values: Tensor | None = None
-    """v of the full coalition, float32 ``[B, T]``; None when not additive."""
+    """v of the full coalition, float32 ``[B, T]``; None if not additive."""
     stderr: Tensor | None = None
-    """Standard error of each value, float32 ``[B, d, T]``; None where the method knows none."""
+    """Standard error of each value, float32 ``[B, d, T]``; None if the method gives none."""
     player_mask: Tensor | None = None
-    """Which players exist, bool ``[B, d]``; None when all do."""
+    """Which players exist, bool ``[B, d]``; None if all do."""
     image_box: Tensor | None = None
-    """Left, top, right, bottom of the net's crop in the original image, float32 ``[B, 4]``."""
+    """Left, top, right, bottom of the model's input in the original image, float32 ``[B, 4]``."""
     converged: Tensor | None = None
-    """Whether the accuracy that was asked for was reached, bool ``[B]``; None where none was asked for."""
+    """Whether the requested accuracy was reached, bool ``[B]``; None if none was requested."""
     seconds: float = 0.0
     """Wall-clock time per image."""
     evaluations: int = 0
     """Coalitions evaluated per image, the empty and the full one included."""
     class_names: tuple[str, ...] | None = None
     class_specific: bool = True
-    """False when the values are the same for every class."""
+    """False if the values are the same for every class."""
 
     def __post_init__(self) -> None:
-        """Raise unless all fields fit together."""
+        """Raise ``ValueError`` unless the fields are consistent."""
         check(self)
 
     def __repr__(self) -> str:
-        """Method, images, players, classes and cost; the numbers are in the fields."""
+        """Return method, images, players, classes and cost in one line."""
         return describe(self)
 
     @property
@@ -104,11 +103,11 @@ class Explanation:
         return self.values.shape[0]
 
     def __getitem__(self, index: int | slice) -> Explanation:
-        """The explanation of one image or of a slice of them; both keep the batch dimension."""
+        """Return the explanation of one image or of a slice of them; both keep the batch dimension."""
         if isinstance(index, slice):
             chosen = index
         else:
-            start = range(len(self))[index]  # an IndexError where there is no such image
+            start = range(len(self))[index]  # IndexError if there is no such image
             chosen = slice(start, start + 1)
         parts: dict[str, Any] = {}
         for field in fields(self):
@@ -119,11 +118,11 @@ class Explanation:
         return replace(self, **parts)
 
     def __iter__(self) -> Iterator[Explanation]:
-        """One explanation per image."""
+        """Iterate over explanations of one image each."""
         return (self[i] for i in range(len(self)))
 
     def select(self, classes: Sequence[int], /) -> Explanation:
-        """Return the explanation of some of the explained classes, by number, in this order and each of them once."""
+        """Return the explanation of these explained classes (numbers) only, in this order and each of them once."""
         column = torch.stack([self._columns(one) for one in dict.fromkeys(classes)], 1)  # [B, selected]
         parts: dict[str, Any] = {}
         for name in ("values", "classes", "base_values", "full_values", "stderr"):
@@ -134,29 +133,26 @@ class Explanation:
         return replace(self, **parts)
 
     def efficiency_gap(self) -> Tensor:
-        """``sum(values) - (full - base)``, float64 ``[B, T]``: rounding error, for additive explanations."""
+        """Return ``sum(values) - (full - base)``, float64 ``[B, T]``: the rounding error of an additive explanation."""
         if self.base_values is None or self.full_values is None:
-            raise ValueError(f"{self.method} is not additive: its values do not add up to anything")
+            raise ValueError(f"{self.method} is not additive: its values have no meaningful sum")
         return self.values.double().sum(1) - (self.full_values.double() - self.base_values.double())
 
     def heatmap(self, target: ClassLike | None = None) -> Tensor:
-        """Values laid on the grid, float32 ``[B, *grid]``.
+        """Return the values on the grid, float32 ``[B, *grid]``.
 
-        Every token shows the whole value of its player (not a share of it), and NaN if it belongs to nobody.
-        ``target`` is one of the explained classes; by default, image by image, the predicted class if it was
-        explained and else the first explained one.
+        Every token has the whole value of its player, not a share of it; NaN if it belongs to no player. ``target`` is
+        one of the explained classes; the default is each image's predicted class if it was explained, otherwise the
+        first explained class.
         """
         return self._on_grid(self.values, target)
 
     def stderr_map(self, target: ClassLike | None = None) -> Tensor | None:
-        """Standard errors laid on the grid as ``heatmap`` lays values; None where the method knows none."""
+        """Return the standard errors on the grid, as ``heatmap`` does for values; None if the method gives none."""
         return None if self.stderr is None else self._on_grid(self.stderr, target)
 
     def top(self, k: int, target: ClassLike | None = None) -> list[list[PlayerValue]]:
-        """For each image its ``k`` players of largest value, largest first; fewer if it has fewer players.
-
-        Rows and columns are integers that count from 0.
-        """
+        """Return the ``k`` players of largest value of each image, largest first; fewer if it has fewer players."""
         values = self._values_of(target)
         best = []
         for i in range(len(self)):
@@ -181,8 +177,8 @@ class Explanation:
     ) -> Figure:
         """Draw one image's map over ``picture``; a list of targets gives a row with a map for each, on one scale.
 
-        A PIL image, path or array is the original image, in which the map covers ``image_box``; a tensor is
-        the net's input, which the map covers whole. Of a batch, draw ``explanation[i].plot(...)``.
+        A PIL image, path or array is the original image, in which the map covers ``image_box``; a tensor is the
+        model's input, which the map covers completely. For a batch, draw ``explanation[i].plot(...)``.
 
         Red raises the class and blue lowers it, over the photo in light grey; a value whose 95 % interval includes zero
         has half the opacity. ``base="photo"`` keeps the photo's colours, ``smooth=True`` interpolates between patches,
@@ -190,7 +186,7 @@ class Explanation:
         ``style="paper"`` draws as the paper does.
         """
         if len(self) != 1:
-            raise ValueError(f"one image is drawn at a time, not {len(self)}: use explanation[i].plot(...)")
+            raise ValueError(f"plot draws one image, this explanation has {len(self)}: use explanation[i].plot(...)")
         look = plots.Look(style=style, base=base, smooth=smooth, cmap=cmap, overlay_alpha=overlay_alpha)
         box = None if isinstance(picture, Tensor) or self.image_box is None else self.image_box[0].tolist()
         if target is None or is_one_class(target):
@@ -223,25 +219,25 @@ class Explanation:
         target: ClassLike | None = None,
         allow_non_additive: bool = False,
     ) -> shap.Explanation:
-        """As a ``shap.Explanation``: values ``[B, d, T]`` of players, or ``[B, d]`` where one class is handed over.
+        """Convert to a ``shap.Explanation``: values ``[B, d, T]`` of players, or ``[B, d]`` for one class.
 
-        With ``images`` for ``shap.image_plot``: values ``[B, H, W, C, T]``, where the pixels of a player add up to its
-        value. Images are given as to ``plot``: a tensor is the net's input; pictures are the originals.
-        ``target`` is one of the explained classes, by default all of them. Values that are not additive are refused
-        unless ``allow_non_additive``: shap's readers take bars for parts of the output.
+        With ``images``, for ``shap.image_plot``: values ``[B, H, W, C, T]``, where the pixels of a player add up to its
+        value. Images are given as to ``plot``: a tensor is the model's input; pictures are the originals. ``target`` is
+        one of the explained classes (default: all). Values that are not additive are an error unless
+        ``allow_non_additive``, because bars in shap's plots are read as parts of the output.
         """
         return to_shap(self, images=images, target=target, allow_non_additive=allow_non_additive)
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """As a table of pandas, a line for every image, explained class and player that the image has.
+        """Convert to a pandas table with a row for every image, explained class and existing player.
 
-        Columns: image, class, class_name, player, row, column (from 0; of a player with several patches, the one nearest
-        to its centre), value, stderr (NaN where the method knows none), prediction (the class's output for the image).
+        Columns: image, class, class_name, player, row, column (from 0; for a player with several patches, the one
+        nearest to their centre), value, stderr (NaN if the method gives none), prediction (output of the class).
         """
         return to_dataframe(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything to one safetensors file; an existing file is replaced only by a complete one."""
+        """Write everything to one safetensors file, atomically."""
         everything = {field.name: getattr(self, field.name) for field in fields(self)}
         tensors = {k: v for k, v in everything.items() if isinstance(v, Tensor)}
         plain = {k: v for k, v in everything.items() if not isinstance(v, Tensor)}
@@ -250,7 +246,7 @@ class Explanation:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Explanation:
-        """Read what ``save`` wrote, exactly."""
+        """Read a file written by ``save``."""
         try:
             with safe_open(path, framework="pt") as file:
                 header = json.loads((file.metadata() or {}).get(FORMAT, "null"))
@@ -281,7 +277,7 @@ class Explanation:
         return None if found is None else found[0].numpy()
 
     def _columns(self, target: ClassLike | None) -> Tensor:
-        """Where in ``classes`` each image has the target, int64 ``[B]``."""
+        """Return the column of the target in ``classes`` for each image, int64 ``[B]``."""
         if target is None:
             hit = self.classes == self.prediction.argmax(1, keepdim=True)
             return hit.int().argmax(1)  # the first where there is no hit

@@ -23,12 +23,12 @@ from torch import Tensor
 from vitshap.explanation import CaptumTarget, Explanation, InputShaped, PredictionBy, Unit
 from vitshap.game import Game
 from vitshap.methods.targets import Target, resolve_target
-from vitshap.models.base import Adapter
+from vitshap.models.base import Adapter, evaluating
 from vitshap.players import Players, PlayersLike
 
 
 class PreparedImages(Protocol):
-    """Images as the net takes them, and where they lie in the originals."""
+    """Images as the model takes them, and the box that each of them covers in its original."""
 
     @property
     def pixels(self) -> Tensor: ...  # [B, C, H, W]
@@ -37,12 +37,14 @@ class PreparedImages(Protocol):
 
 
 class ExplainableModel(Protocol):
-    """What a method needs of a model; a wrapped network (``MaskedModel``) has it. Its games say who their players are."""
+    """What a method needs of a model; a wrapped network (``MaskedModel``) has it. Its games have ``players``."""
 
     @property
     def adapter(self) -> Adapter: ...  # the network's modules: for methods that read its tokens or attention
     @property
     def class_names(self) -> Sequence[str] | None: ...
+    @property
+    def classifier_fingerprint(self) -> str | None: ...  # of the classifier that a surrogate approximates
     @property
     def num_classes(self) -> int: ...
     @property
@@ -63,12 +65,12 @@ class MethodLike(Protocol):
 
 
 class Attribution(NamedTuple):
-    """What a method computes: ``values`` (and ``stderr``, if it knows it) ``[B, d, T]``."""
+    """What a method computes: ``values`` and, where available, their standard errors ``stderr``, ``[B, d, T]`` each."""
 
     values: Tensor
     stderr: Tensor | None = None
     converged: Tensor | None = None
-    """Whether the asked accuracy was reached, bool ``[B]``; None where none was asked for."""
+    """Whether the requested accuracy was reached, bool ``[B]``; None if none was requested."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,16 +80,18 @@ class Method(InputShaped, ABC):
     model: ExplainableModel
     _: KW_ONLY
     players: PlayersLike | None = None
-    """Who plays; None: as the model was wrapped."""
+    """Patches, blocks or groups of patches; None: as chosen in ``vitshap.wrap``."""
     prediction_by: PredictionBy | None = None
-    """What kind of net the model is; None: a surrogate if it says that it stands for a classifier."""
+    """Whether the model is a classifier or a surrogate; None: a surrogate if it has a ``classifier_fingerprint``."""
 
     name: ClassVar[str]
     samples: ClassVar[bool] = False
     additive: ClassVar[bool] = False
+    """Whether the values of an image add up to v(all players) - v(no player)."""
     unit: ClassVar[Unit | None] = None
     """None: the unit of the model's output."""
     class_specific: ClassVar[bool] = True
+    """False if the values are the same for every class."""
 
     def __post_init__(self) -> None:
         """Raise ``TypeError`` if the model is not wrapped."""
@@ -98,21 +102,21 @@ class Method(InputShaped, ABC):
 
     @property
     def forward_func(self) -> ExplainableModel:
-        """The model, as captum asks for it."""
+        """The model, under the name that captum uses."""
         return self.model
 
     def game(self, pixels: Tensor, /) -> Game:
-        """The game that is asked about prepared images."""
+        """Return the game of prepared images."""
         return self.model.game(pixels, players=self.players)
 
     @abstractmethod
     def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
-        """Values of the game's players for ``targets`` (classes, int64 ``[B, T]`` on the game's device)."""
+        """Compute the values of the game's players for ``targets`` (classes, int64 ``[B, T]`` on the game's device)."""
 
     def __call__(self, images: Any, /, target: Target = None) -> Explanation:
-        """Explain images: a tensor as the net takes it, or PIL images or paths.
+        """Explain images: a tensor as the model takes it, PIL images or paths.
 
-        ``seconds`` run from prepared images to values: reading files is no part of a method.
+        ``seconds`` in the result is the time from prepared images to values, without reading files.
         """
         prepared = self.model.prepare(images)
         start = _now(prepared.pixels.device)
@@ -120,7 +124,7 @@ class Method(InputShaped, ABC):
         targets = resolve_target(target, game.grand, self.model.class_names)
         attribution = self.compute(game, prepared.pixels, targets)
         if self.additive:
-            _ = game.null  # base_values are part of the answer: their time counts
+            _ = game.null  # base_values are part of the result: their time counts
         return explain_game(
             game,
             attribution,
@@ -159,21 +163,31 @@ class SamplingMethod(Method):
 
 @dataclass(frozen=True, eq=False)
 class TokenMethod(Method):
-    """A method that scores the tokens of the network's grid; the score of a player is the sum over its tokens."""
+    """A method that scores the tokens of the network's grid; the score of a player is the sum over its tokens.
+
+    ``self.model.adapter`` gives access to the network: its blocks, its tokens, the number of tokens before the patches.
+    """
 
     unit: ClassVar[Unit | None] = "score"
 
     @abstractmethod
     def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> Tensor:
-        """Return a score of every patch token for ``targets`` (classes, int64 ``[B, T]``): ``[B, N, T]``."""
+        """Return a score of every patch token for ``targets`` (classes, int64 ``[B, T]``): ``[B, N, T]``.
+
+        The network is in evaluation mode, and its attention can be overridden (``vitshap.models.attention``). Gradients
+        are recorded unless the method turns them off.
+        """
 
     def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
         """Sum the token scores into players; the game is not evaluated."""
-        return Attribution(players_of(game).sum_tokens(self.score_tokens(pixels, targets)))
+        adapter = self.model.adapter
+        with evaluating(adapter.net), adapter.ready():
+            scores = self.score_tokens(pixels, targets)
+        return Attribution(players_of(game).sum_tokens(scores))
 
 
 def _kind(model: ExplainableModel) -> PredictionBy:
-    return "classifier" if getattr(model, "classifier_fingerprint", None) is None else "surrogate"
+    return "classifier" if model.classifier_fingerprint is None else "surrogate"
 
 
 def explain_game(
@@ -191,9 +205,9 @@ def explain_game(
     class_names: Sequence[str] | None = None,
     boxes: Tensor | None = None,
 ) -> Explanation:
-    """The explanation made of a game and of the values computed for ``targets`` (int64 ``[B, T]``).
+    """Assemble the explanation from a game and the values computed for ``targets`` (int64 ``[B, T]``).
 
-    Values of players that an image lacks are set to 0.
+    Values of players that are absent from an image are set to 0.
     """
     players = players_of(game)
     mask = players.player_mask.expand(game.batch_size, -1).cpu()
@@ -223,21 +237,21 @@ def explain_game(
 
 
 def players_of(game: Game) -> Players:
-    """Return the players of an image's game."""
+    """Return the players of a game of images."""
     if game.players is None:
-        raise TypeError("the game must say who plays: it needs an attribute players, of vitshap.players.Players")
+        raise TypeError("the game of an explainable model needs an attribute players, a vitshap.players.Players")
     return game.players
 
 
 def take_classes(values: Tensor, targets: Tensor) -> Tensor:
-    """Of values for all classes ``[B, d, K]`` those for ``targets`` (int64 ``[B, T]``): ``[B, d, T]``."""
+    """Select the values ``[B, d, T]`` of ``targets`` (int64 ``[B, T]``) from those of all classes, ``[B, d, K]``."""
     return values.gather(2, targets[:, None, :].expand(-1, values.shape[1], -1))
 
 
 def image_generators(pixels: Tensor, seed: int) -> list[torch.Generator]:
-    """A CPU random generator per image, from its pixels and ``seed``.
+    """Return a CPU random generator per image, seeded with its pixels and ``seed``.
 
-    So chance treats an image alike in any batch and order, and different images independently.
+    An image gets the same random numbers in any batch and order; different images get independent ones.
     """
     key = str(int(seed)).encode()
     bytes_of = (image.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() for image in pixels)

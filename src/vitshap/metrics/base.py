@@ -1,8 +1,8 @@
-"""What all metrics share: the table by name, and the result that each of them returns.
+"""What all metrics share: the registry and the result type.
 
 A metric is a function ``(surrogate, images, explanation, /, **options) -> MetricResult``. To add one, write it in a file
-of this package and add a line to ``METRICS``. A metric that has to train something takes the function that does it as an
-option: this package never imports ``vitshap.training``.
+of this package and add a line to ``METRICS``. A metric that needs training takes the training function as an option:
+this package never imports ``vitshap.training``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vitshap.registry import Registry
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MetricResult:
-    """One metric's values for ``B`` images and ``T`` explained classes, with their mean and its error."""
+    """Values of one metric for ``B`` images and ``T`` explained classes, with their mean and its standard error."""
 
     metric: str
     values: Tensor
@@ -60,7 +60,7 @@ class MetricResult:
         return self.mean - z * self.stderr, self.mean + z * self.stderr
 
     def target(self, labels: Tensor) -> MetricResult:
-        """The same metric for each image's own class, ``labels`` int64 ``[B]``."""
+        """Return the same metric for each image's own class, ``labels`` int64 ``[B]``."""
         own = self.classes == labels.cpu()[:, None]
         if not bool(own.any(1).all()):
             image = int((~own.any(1)).nonzero()[0])
@@ -68,7 +68,7 @@ class MetricResult:
         return self._where(own)
 
     def others(self, labels: Tensor) -> MetricResult:
-        """The same metric for the explained classes other than each image's own; undefined where there are none."""
+        """Return the same metric for the other explained classes of each image; undefined if there are none."""
         return self._where(self.classes != labels.cpu()[:, None])
 
     def _where(self, counted: Tensor) -> MetricResult:
@@ -114,5 +114,5 @@ def game_of(surrogate: ExplainableModel, pixels: Tensor, explanation: Explanatio
         raise ValueError(f"the explanation is of {batch} images, but {len(pixels)} are given")
     if explanation.prediction.shape[1] != surrogate.num_classes:
         known = explanation.prediction.shape[1]
-        raise ValueError(f"the explanation knows {known} classes, the surrogate {surrogate.num_classes}")
+        raise ValueError(f"the explanation has {known} classes, the surrogate {surrogate.num_classes}")
     return surrogate.game(pixels, players=Players(explanation.players, d))

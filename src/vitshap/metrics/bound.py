@@ -1,12 +1,12 @@
-"""Theorem 1 where everything can be computed: the error of given values, and what their loss says of it.
+"""Theorem 1 of the paper, computed over all coalitions: the error of given values and the bound that their loss gives.
 
-The loss of values ``phi`` is ``L = E[(v(s) - v(0) - s'phi)^2]`` under the Shapley kernel p_Sh, a quadratic in ``phi``.
-Moments that one pass over all coalitions collects (``E[u^2]`` and ``E[su]`` of the gain ``u = v(s) - v(0)``; ``E[ss']`` is
-known in closed form) give it for any values, and its minimiser among the efficient ones: the Shapley values themselves.
+The loss of values ``phi`` is ``L = E[(v(s) - v(0) - s'phi)^2]`` under the Shapley kernel p_Sh, a quadratic in ``phi``. One
+pass over all coalitions collects the moments ``E[u^2]`` and ``E[su]`` of the gain ``u = v(s) - v(0)``; with ``E[ss']``,
+known in closed form, they give the loss of any values, and its minimiser among the efficient ones: the Shapley values.
 
-Efficient values differ from them by a vector that adds up to zero, and on those ``E[ss']`` is ``1 / (2 H_{d-1})`` times the
-identity. So for one image and class the theorem's inequality is an equality; what is left between error and bound is that
-the mean of distances is at most the root of the mean of their squares.
+Efficient values differ from the Shapley values by a vector that adds up to zero, and on such vectors ``E[ss']`` is
+``1 / (2 H_{d-1})`` times the identity. So the theorem's inequality is an equality for one image and class; over several,
+the mean distance is at most the root of the mean squared distance.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from vitshap.metrics.base import MetricResult, game_of
 
 MOST_PLAYERS = 20
 EFFICIENT = 1e-3
-"""How far values may be from adding up to v(1) - v(0), as a share of the largest such difference (or of 1, if less)."""
+"""Tolerance of the sum of the values, relative to the largest v(1) - v(0), or absolute if that is below 1."""
 ROUNDING = 1e-5
-"""The share by which an error may exceed its bound where both are the same number, computed in two ways."""
+"""Relative tolerance between error and bound, which may be the same number computed in two ways."""
 TINY = 1e-7
-"""The root of what is lost where a loss and its optimum are all but equal."""
+"""Root of the rounding error of the difference between a loss and an almost equal optimum."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -40,7 +40,7 @@ class ErrorBound(MetricResult):
     losses: Tensor
     """``L`` of the values, float64 ``[B, T]``, unscaled: the loss that training reports is d times this."""
     optima: Tensor
-    """``L*``: the same of the exact Shapley values, float64 ``[B, T]``."""
+    """``L*``, the loss of the exact Shapley values, float64 ``[B, T]``."""
     num_players: int
 
     @property
@@ -50,12 +50,12 @@ class ErrorBound(MetricResult):
 
     @property
     def loose_bound(self) -> float:
-        """The same with ``L* = 0``: valid without knowing the exact values, and larger."""
+        """The bound with ``L* = 0``: larger, but valid without the exact values."""
         return self._root(float(self.losses.mean()))
 
     @property
     def holds(self) -> bool:
-        """Whether error <= bound <= looser bound, but for rounding."""
+        """Whether error <= bound <= looser bound, up to rounding."""
         slack = TINY * (1 + self.loose_bound)
         bound = self.bound * (1 + ROUNDING) + slack
         return self.mean <= bound <= self.loose_bound * (1 + ROUNDING) ** 2 + 2 * slack
@@ -67,7 +67,7 @@ class ErrorBound(MetricResult):
 
 @dataclass(frozen=True, eq=False)
 class KernelMoments:
-    """What all coalitions of a game together say about any values, float64."""
+    """Moments of a game under the Shapley kernel, which give the loss of any values; float64."""
 
     gain_squared: Tensor
     """``E[u^2]`` ``[B, K]``, for the gain u = v(s) - v(0) under p_Sh."""
@@ -79,35 +79,37 @@ class KernelMoments:
     """``E[ss']`` ``[d, d]``."""
 
     def loss(self, values: Tensor) -> Tensor:
-        """``E[(v(s) - v(0) - s'phi)^2]`` of values ``[B, d, K]``: ``[B, K]``."""
+        """Return ``E[(v(s) - v(0) - s'phi)^2]`` of values ``[B, d, K]``: ``[B, K]``."""
         values = values.to(self.gain_by_player)
         linear = (values * self.gain_by_player).sum(1)
         quadratic = (values * torch.einsum("ij,bjk->bik", self.second_moment, values)).sum(1)
         return (self.gain_squared - 2 * linear + quadratic).clamp(min=0)
 
     def shapley_values(self) -> Tensor:
-        """The efficient values of least loss, ``[B, d, K]``."""
+        """Return the efficient values of least loss, ``[B, d, K]``."""
         d = len(self.second_moment)
         centred = self.gain_by_player - self.gain_by_player.mean(1, keepdim=True)
         return 2 * harmonic_number(d - 1) * centred + self.total[:, None] / d
 
 
 def kernel_moments(game: Game, /, *, batch: int = 4096) -> KernelMoments:
-    """Ask about all ``2^d`` coalitions of a game of 2 to 20 players, ``batch`` at a time."""
+    """Evaluate all ``2^d`` coalitions of a game of 2 to 20 players, ``batch`` at a time."""
     d = game.num_players
     if not 2 <= d <= MOST_PLAYERS:
-        raise ValueError(f"all coalitions are asked about for 2 to {MOST_PLAYERS} players, not {d}")
+        raise ValueError(f"all coalitions can be evaluated for 2 to {MOST_PLAYERS} players, not {d}")
     if game.player_mask is not None and not bool(game.player_mask.all()):
-        raise ValueError("some images lack some players: give the game of images that have the same players")
+        raise ValueError(
+            "some players are absent from some images: give a game in which all images have the same players"
+        )
     law = shapley_kernel(d)
-    alike = torch.tensor([comb(d, k) for k in range(d + 1)], dtype=torch.float64)
-    chance = (law.size_probabilities / alike).to(game.device)  # of each coalition, by its size
+    per_size = torch.tensor([comb(d, k) for k in range(d + 1)], dtype=torch.float64)
+    probability = (law.size_probabilities / per_size).to(game.device)  # of each coalition, by its size
     base = game.null.to(torch.float64)  # [B, K]
     squared = torch.zeros_like(base)
     by_player = torch.zeros(game.batch_size, d, game.num_outputs, dtype=torch.float64, device=game.device)
     for coalitions in torch.split(all_coalitions(d, device=game.device)[1:-1], batch):
         gain = game(coalitions).to(torch.float64) - base[:, None]  # [B, S, K]
-        weight = chance[coalitions.sum(1)]  # [S]
+        weight = probability[coalitions.sum(1)]  # [S]
         squared += torch.einsum("s,bsk->bk", weight, gain.square())
         by_player += torch.einsum("sd,bsk->bdk", weight[:, None] * coalitions, gain)
     total = game.grand.to(torch.float64) - base
@@ -115,24 +117,24 @@ def kernel_moments(game: Game, /, *, batch: int = 4096) -> KernelMoments:
 
 
 def error_bound(game: Game, values: Tensor, /, *, batch: int = 4096) -> ErrorBound:
-    """Theorem 1 for ``values`` ``[B, d, K]`` of all players and outputs of ``game``, by asking about all coalitions.
+    """Compute Theorem 1 for ``values`` ``[B, d, K]`` of all players and outputs of ``game``, over all coalitions.
 
-    Values must be efficient (add up to v(1) - v(0)): the theorem is about those alone.
+    The theorem needs efficient values, which add up to v(1) - v(0).
     """
     moments = kernel_moments(game, batch=batch)
     values = values.to(moments.gain_by_player)
     missing = float((values.sum(1) - moments.total).abs().max())
     allowed = EFFICIENT * max(1.0, float(moments.total.abs().max()))
     if not missing <= allowed:
-        raise ValueError(f"the theorem is about values that add up to v(1) - v(0); these miss it by {missing:.3g}")
-    truth = moments.shapley_values()
+        raise ValueError(f"the theorem needs values that add up to v(1) - v(0); these miss it by {missing:.3g}")
+    exact = moments.shapley_values()
     return ErrorBound(
         metric="shapley-error",
-        values=(values - truth).square().sum(1).sqrt().cpu(),
+        values=(values - exact).square().sum(1).sqrt().cpu(),
         classes=torch.arange(game.num_outputs).expand(game.batch_size, -1),
         higher_is_better=False,
         losses=moments.loss(values).cpu(),
-        optima=moments.loss(truth).cpu(),
+        optima=moments.loss(exact).cpu(),
         num_players=game.num_players,
     )
 
@@ -140,9 +142,9 @@ def error_bound(game: Game, values: Tensor, /, *, batch: int = 4096) -> ErrorBou
 def shapley_error(
     surrogate: ExplainableModel, images: Any, explanation: Explanation, /, *, batch: int = 4096
 ) -> ErrorBound:
-    """Distance of an additive explanation to the exact Shapley values, and Theorem 1's bound on it; lower is better.
+    """Compute the distance of an additive explanation to the exact Shapley values, and Theorem 1's bound on it.
 
-    All coalitions are evaluated: for at most 20 players.
+    Lower is better. All coalitions are evaluated, so it is limited to 20 players.
     """
     game = game_of(surrogate, surrogate.prepare(images).pixels, explanation)
     found = error_bound(game.only(explanation.classes.to(game.device)), explanation.values, batch=batch)

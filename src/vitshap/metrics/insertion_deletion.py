@@ -1,9 +1,9 @@
-"""Insertion and deletion: how fast the explained class comes, or goes, with the players of largest value.
+"""Insertion and deletion: how fast the output rises or falls when players are added or removed by decreasing value.
 
-Players are ranked once per image and class; a coalition on the path is then "rank below k" (insertion) or
-"rank k and above" (deletion), built chunk by chunk. The ends of a path are the empty and the full coalition,
-which the game remembers, and a map that is the same for every class has one path for all of them. Ties are
-broken at random: in the order of the players they would favour a corner of the image.
+Players are ranked once per image and class. The coalitions of the curve are "rank below k" (insertion) or "rank k and
+above" (deletion) and are built chunk by chunk; the game stores the values of the empty and of the full coalition. A
+class-agnostic explanation needs one sequence of coalitions for all classes. Ties are broken at random, because the order
+of the players would favour one corner of the image.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from vitshap.metrics.base import MetricResult, game_of
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Curve(MetricResult):
-    """Values of the explained classes along the path. The metric is the area: the plain mean of an image's points."""
+    """Outputs of the explained classes after each step; ``values`` is the area, the plain mean of an image's points."""
 
     points: Tensor
-    """float64 ``[B, T, d + 1]``: value after k players; NaN beyond the players that the image has."""
+    """float64 ``[B, T, d + 1]``: output after k players; NaN for k above the image's number of players."""
     fractions: Tensor
-    """k as a share of the image's players, float64 ``[B, d + 1]``; NaN where ``points`` are."""
+    """k divided by the image's number of players, float64 ``[B, d + 1]``; NaN where ``points`` are."""
 
 
 def insertion(surrogate: ExplainableModel, images: Any, explanation: Explanation, /, *, seed: int = 0) -> Curve:
-    """Start from nothing and insert players in order of decreasing value; higher is better."""
+    """Insert players into the empty image in order of decreasing value; higher is better."""
     return _curve(surrogate, images, explanation, seed, insert=True)
 
 
 def deletion(surrogate: ExplainableModel, images: Any, explanation: Explanation, /, *, seed: int = 0) -> Curve:
-    """Start from everything and delete players in order of decreasing value; lower is better."""
+    """Delete players from the whole image in order of decreasing value; lower is better."""
     return _curve(surrogate, images, explanation, seed, insert=False)
 
 
@@ -54,7 +54,7 @@ def _curve(surrogate: ExplainableModel, images: Any, explanation: Explanation, s
     else:
         count = explanation.player_mask.sum(1, keepdim=True)
     step = torch.arange(d + 1).expand(batch, -1)
-    # an image with fewer players than d reaches its last point earlier
+    # an image with fewer than d players reaches its last point earlier
     points = points.cpu().where((step < count)[:, None], last.cpu())
     points = points.masked_fill((step > count)[:, None], torch.nan)
     fractions = (step.double() / count).masked_fill(step > count, torch.nan)
@@ -70,10 +70,10 @@ def _curve(surrogate: ExplainableModel, images: Any, explanation: Explanation, s
 
 
 def _ranks(explanation: Explanation, pixels: Tensor, seed: int) -> Tensor:
-    """0 for the player of largest value, int64 ``[B, d, T]`` (T = 1 if all classes share one map).
+    """Rank players by decreasing value from 0, int64 ``[B, d, T]`` (T = 1 for a class-agnostic explanation).
 
-    One random order per image settles the ties of all classes, so a class gets the same path whether it was
-    explained alone or with others.
+    One random order per image breaks the ties of all classes, so the ranks of a class do not depend on which other
+    classes were explained.
     """
     values = explanation.values if explanation.class_specific else explanation.values[..., :1]
     if explanation.player_mask is not None:
@@ -86,11 +86,11 @@ def _ranks(explanation: Explanation, pixels: Tensor, seed: int) -> Tensor:
 
 
 def _inner_points(game: Game, ranks: Tensor, classes: Tensor, insert: bool) -> Tensor:
-    """Values after 1 .. d - 1 players, float64 ``[B, T, d - 1]``."""
+    """Evaluate the curves after 1 to d - 1 players, float64 ``[B, T, d - 1]``."""
     batch, d, paths = ranks.shape
     ranks = ranks.transpose(1, 2)  # [B, paths, d]
     jobs = torch.cartesian_prod(torch.arange(paths), torch.arange(1, d)).to(game.device).view(-1, 2)
-    shared = paths < classes.shape[1]  # one path, read for all classes
+    shared = paths < classes.shape[1]  # class-agnostic: one sequence of coalitions for all classes
     parts = []
     chunk = game.bounded_chunk
     for start in range(0, len(jobs), chunk):

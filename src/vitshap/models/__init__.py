@@ -1,4 +1,4 @@
-"""Nets that can be asked about any set of patches."""
+"""Vision models that can be evaluated on any subset of the patches of an image."""
 
 from vitshap.models.base import Adapter, CannotMask
 from vitshap.models.masked import ImageGame, MaskedModel, Prepared

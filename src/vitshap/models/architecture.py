@@ -1,9 +1,9 @@
-"""A net without its weights, as plain data: enough to build an equal one anywhere, without a hub and without pickle.
+"""Architectures as plain data: a description from which an equal network can be built, without a hub and without pickle.
 
-Data from somewhere cannot be trusted: a description names a class of a fixed list (or a model of timm's own registry) and
-arguments of a fixed list, and nothing else in it is ever looked up, called or downloaded. And it can lie by omission: a net
-whose layers were exchanged by hand is not what its constructor made. So what is described is built again at once, and
-every module and number of the two nets is compared.
+A description may come from an untrusted source: it names a class of a fixed list (or a model of timm's own registry) and
+arguments of a fixed list, and nothing else in it is ever looked up, called or downloaded. A network whose layers were
+replaced by hand is not what its constructor makes, so ``describe`` builds the described network at once and compares
+every module and number.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from vitshap.models.base import net_device_dtype
 from vitshap.models.huggingface import ADAPTERS
 
 LABELS = ("id2label", "label2id", "problem_type")
-"""Of what all transformers configurations have, only this belongs to the net; the rest changes from release to release."""
+"""Of the fields common to all transformers configurations, those that are stored; the others vary between releases."""
 ATTENTIONS = ("sdpa", "eager")
-"""Other kinds of attention are installed apart or fetched from a hub."""
+"""Other implementations of attention are installed separately or downloaded from a hub."""
 DEPTHS = ("num_hidden_layers", "depth", "num_layers")
-"""What the libraries call the number of blocks."""
+"""Names of the number of blocks in the libraries' configurations."""
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 TIMM_ARGUMENTS: dict[str, Callable[[Any], Any]] = {
@@ -47,7 +47,7 @@ TIMM_ARGUMENTS: dict[str, Callable[[Any], Any]] = {
     "pool_include_prefix": attrgetter("pool_include_prefix"),
     "dynamic_img_size": attrgetter("dynamic_img_size"),
 }
-"""Arguments of ``timm.create_model`` that may be described, and how they are found in a net."""
+"""Arguments of ``timm.create_model`` that may be described, and how they are read from a network."""
 
 TORCHVISION_ARGUMENTS: dict[str, Callable[[Any], Any]] = {
     **{name: attrgetter(name) for name in ("image_size", "patch_size", "hidden_dim", "mlp_dim")},
@@ -79,7 +79,7 @@ def describe(net: nn.Module, /) -> dict[str, Any]:
 
 
 def build(description: dict[str, Any], /) -> nn.Module:
-    """Build the network that ``describe`` described, with any weights; ``ValueError`` for what it never writes."""
+    """Build a described network, with arbitrary weights; ``ValueError`` for anything that ``describe`` never writes."""
     library, name, arguments = description["library"], description["name"], description["arguments"]
     attention = description["attention"] if library == "transformers" else None
     for given, known in ((library, _BUILT), (description["dtype"], DTYPES), (attention, (None, *ATTENTIONS))):
@@ -98,7 +98,7 @@ def build(description: dict[str, Any], /) -> nn.Module:
 
 
 def shapes(description: dict[str, Any], /, *, most_blocks: int) -> dict[str, list[int]]:
-    """Return the shapes of the tensors that a described network has, by name, without memory for them.
+    """Return the shapes of the tensors that a described network has, by name, without allocating them.
 
     ``ValueError`` where more than ``most_blocks`` blocks are described, before a module is made.
     """
@@ -120,14 +120,16 @@ def declared_depth(config: Any, /) -> int:
 def _arguments(library: str, name: str) -> set[str] | None:
     """Return the arguments that a network of this name may be described with; None if the library has none of that name."""
     if library == "transformers":
-        return _transformers_arguments(getattr(_package(library), name).config_class) if name in ADAPTERS else None
-    if library == "timm":  # is_model also keeps names out that timm would download ("hf-hub:...")
-        return set(TIMM_ARGUMENTS) if _package(library).is_model(name) else None
+        return (
+            _transformers_arguments(getattr(import_library(library), name).config_class) if name in ADAPTERS else None
+        )
+    if library == "timm":  # is_model also excludes names that timm would download ("hf-hub:...")
+        return set(TIMM_ARGUMENTS) if import_library(library).is_model(name) else None
     return set(TORCHVISION_ARGUMENTS) if name == "VisionTransformer" else None
 
 
 def _classes(library: str) -> Any:
-    return _package("torchvision").models if library == "torchvision" else _package(library)
+    return import_library("torchvision").models if library == "torchvision" else import_library(library)
 
 
 def _describe_transformers(net: Any) -> dict[str, Any]:
@@ -152,7 +154,7 @@ def _selected(config_class: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _build_transformers(name: str, arguments: dict[str, Any]) -> nn.Module:
-    net_class = getattr(_package("transformers"), name)
+    net_class = getattr(import_library("transformers"), name)
     arguments = _selected(net_class.config_class, arguments)
     labels = {int(key): label for key, label in (arguments.get("id2label") or {}).items()}  # JSON's keys are text
     net: nn.Module = net_class(net_class.config_class.from_dict({**arguments, "id2label": labels}))
@@ -160,13 +162,13 @@ def _build_transformers(name: str, arguments: dict[str, Any]) -> nn.Module:
 
 
 def _transformers_arguments(config_class: Any) -> set[str]:
-    common = set(_package("transformers").PreTrainedConfig().to_dict())
+    common = set(import_library("transformers").PreTrainedConfig().to_dict())
     return (set(config_class().to_dict()) - common - {"text_config"}) | set(LABELS)
 
 
 def _describe_timm(net: Any) -> dict[str, Any]:
-    timm = _package("timm")
-    # A network that was made by its class and not by its name is described as a changed vit_base_patch16_224.
+    timm = import_library("timm")
+    # A network that was made by its class and not by its name is described as a modified vit_base_patch16_224.
     name = (getattr(net, "pretrained_cfg", None) or {}).get("architecture") or "vit_base_patch16_224"
     usual = _found(_without_weights(lambda: timm.create_model(name, pretrained=False)), TIMM_ARGUMENTS)
     arguments = {key: value for key, value in _found(net, TIMM_ARGUMENTS).items() if usual.get(key, ...) != value}
@@ -175,7 +177,7 @@ def _describe_timm(net: Any) -> dict[str, Any]:
 
 def _build_timm(name: str, arguments: dict[str, Any]) -> nn.Module:
     sizes = {key: tuple(value) for key, value in arguments.items() if isinstance(value, list)}  # JSON has no tuples
-    net: nn.Module = _package("timm").create_model(name, pretrained=False, **{**arguments, **sizes})
+    net: nn.Module = import_library("timm").create_model(name, pretrained=False, **{**arguments, **sizes})
     return net
 
 
@@ -184,7 +186,7 @@ def _describe_torchvision(net: Any) -> dict[str, Any]:
 
 
 def _build_torchvision(name: str, arguments: dict[str, Any]) -> nn.Module:
-    net: nn.Module = _package("torchvision").models.VisionTransformer(**arguments)
+    net: nn.Module = import_library("torchvision").models.VisionTransformer(**arguments)
     return net
 
 
@@ -192,16 +194,19 @@ _DESCRIBED = {"transformers": _describe_transformers, "timm": _describe_timm, "t
 _BUILT = {"transformers": _build_transformers, "timm": _build_timm, "torchvision": _build_torchvision}
 
 
-def _package(name: str) -> Any:
+def import_library(name: str) -> Any:
+    """Import timm, transformers or torchvision; a ``ValueError`` says what to install if it is missing."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         extra = "vitshap[timm]" if name in ("timm", "torchvision") else name
-        raise ValueError(f'this net is of {name}, which cannot be imported ({error}): pip install "{extra}"') from error
+        raise ValueError(
+            f'this model is of {name}, which cannot be imported ({error}): pip install "{extra}"'
+        ) from error
 
 
 def _found(net: nn.Module, arguments: dict[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    """Those of the arguments that this kind of net has, lists in place of tuples as JSON has them."""
+    """Return the arguments that can be read from this network, with lists in place of tuples as in JSON."""
     found = {}
     for name, find in arguments.items():
         try:
@@ -213,13 +218,13 @@ def _found(net: nn.Module, arguments: dict[str, Callable[[Any], Any]]) -> dict[s
 
 
 def _ratio(hidden: int, width: int) -> float:
-    """The ratio that timm, which rounds down, makes this hidden width from."""
+    """Return the ratio from which timm, which rounds down, computes this hidden width."""
     ratio = hidden / width
     return ratio if int(width * ratio) == hidden else (hidden + 0.5) / width
 
 
 def _without_weights(make: Callable[[], nn.Module]) -> nn.Module:
-    """The net on the meta device, where large ones cost nothing, or a real one where its constructor reads numbers."""
+    """Build a network on the meta device, without memory, or on the CPU if its constructor needs values."""
     try:
         with torch.device("meta"):
             return make()
@@ -228,7 +233,7 @@ def _without_weights(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _difference(net: nn.Module, other: nn.Module) -> str | None:
-    """The first module, number or tensor that the two nets do not share; what acts in training only is passed over."""
+    """Return the first module, attribute or shape that differs; dropout and the like, used in training only, is ignored."""
     ours, theirs = _modules(net), _modules(other)
     ours |= {f"{name}'s shape": list(tensor.shape) for name, tensor in net.state_dict().items()}
     theirs |= {f"{name}'s shape": list(tensor.shape) for name, tensor in other.state_dict().items()}
@@ -239,10 +244,10 @@ def _difference(net: nn.Module, other: nn.Module) -> str | None:
 
 
 def _modules(net: nn.Module) -> dict[str, Any]:
-    """Class and plain attributes (numbers of heads, eps, kinds of pooling) of every module."""
-    # Switches that change how the same numbers are computed; the number of classes is the shape of the head.
-    passing = {"training", "fused_attn", "grad_checkpointing", "gradient_checkpointing", "weight_init_mode", "fix_init"}
-    passing |= {"name_or_path", "num_classes"}
+    """Return the class and the plain attributes (number of heads, eps, kind of pooling) of every module."""
+    # Attributes that do not change the result; the number of classes is the shape of the head.
+    ignored = {"training", "fused_attn", "grad_checkpointing", "gradient_checkpointing", "weight_init_mode", "fix_init"}
+    ignored |= {"name_or_path", "num_classes"}
     found: dict[str, Any] = {}
     for name, module in net.named_modules():
         kind = type(module).__name__
@@ -250,7 +255,7 @@ def _modules(net: nn.Module) -> dict[str, Any]:
             continue
         found[f"{name}'s class"] = kind
         for key, value in vars(module).items():
-            if key[0] == "_" or key in passing or "drop" in key:
+            if key[0] == "_" or key in ignored or "drop" in key:
                 continue
             if type(value) in (int, float, str, bool, tuple, list):
                 found[f"{name}.{key}"] = list(value) if isinstance(value, tuple) else value

@@ -1,9 +1,9 @@
-"""Ask a net's own attention layers to look at some tokens only, without touching the net.
+"""Masked attention in a network's own attention layers, without changing the network.
 
 Every library ends in one of two calls: ``F.scaled_dot_product_attention`` (timm, transformers) or
-``F.multi_head_attention_forward`` (torchvision, through ``nn.MultiheadAttention``). A torch-function mode answers these
-two, so the user's modules run unchanged, and nothing has to be put back afterwards. What is answered is an ``Attend``:
-the ways to attend below differ in which keys a query may see and how that is computed.
+``F.multi_head_attention_forward`` (torchvision, through ``nn.MultiheadAttention``). A torch-function mode intercepts
+these two, so the user's modules run unchanged and nothing has to be restored afterwards. The implementations of
+``Attend`` below differ in which keys a query may see and how that is computed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 HAS_TRITON = find_spec("triton") is not None
 WIDTHS = (16, 32, 64, 128)
-"""Of heads that the kernel of our own takes."""
+"""Head widths that the Triton kernel supports."""
 
 
 class Attend(Protocol):
@@ -33,7 +33,7 @@ class Attend(Protocol):
 
 
 class AttentionOverride(TorchFunctionMode):
-    """While active, every attention layer attends as ``attend`` says."""
+    """While active, every attention layer computes ``attend``."""
 
     def __init__(self, attend: Attend) -> None:
         super().__init__()
@@ -65,20 +65,15 @@ class AttentionOverride(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor:
         if is_causal or enable_gqa or (attn_mask is not None and attn_mask.dtype == torch.bool):
-            raise NotImplementedError(
-                "this net's attention is causal, grouped or has a mask of its own: it is not known how to withhold "
-                'patches from it. removal="pixels" works with any net'
-            )
+            _cannot_mask("attention that is causal, grouped or has a mask of its own")
         return self.attend(query, key, value, attn_mask, scale, dropout_p)
 
     def _multi_head(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        """Self-attention of ``nn.MultiheadAttention``: its own projections, around ``attend``."""
+        """Compute self-attention of ``nn.MultiheadAttention``: its own projections around ``attend``."""
         call = _MULTI_HEAD.bind(*args, **kwargs).arguments
         x: Tensor = call["query"]  # [L, n, D]
         if x is not call["key"] or x is not call["value"] or call["bias_k"] is not None or call["add_zero_attn"]:
-            raise NotImplementedError(
-                'only plain self-attention can be masked here; removal="pixels" works with any net'
-            )
+            _cannot_mask("attention that is not plain self-attention")
         length, n, width = x.shape
         heads: int = call["num_heads"]
         projected = F.linear(x, call["in_proj_weight"], call["in_proj_bias"])
@@ -91,17 +86,21 @@ class AttentionOverride(TorchFunctionMode):
         return F.linear(out, call["out_proj_weight"], call["out_proj_bias"]), None
 
 
+def _cannot_mask(what: str) -> NoReturn:
+    raise NotImplementedError(f'patches cannot be withheld from {what}; removal="pixels" works with any network')
+
+
 _MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 
 
 class KeysOnly:
-    """Every query sees the keys that ``valid`` marks; the fused kernel does the rest.
+    """Attention restricted to the keys that are ``valid``, by the fused kernel with a mask.
 
-    A row without any valid key gets zeros: the attention over no token is nothing.
+    A row without any valid key gets zeros.
     """
 
     def __init__(self, valid: Tensor | None, positions: Tensor | None = None, *, may_be_empty: bool = False) -> None:
-        """``valid``: bool ``[n, Lk]`` or None for all; ``positions``: int64 ``[n, L]``, where tokens stood in the image."""
+        """``valid``: bool ``[n, Lk]`` or None for all; ``positions``: int64 ``[n, L]``, token indices in the image."""
         self.valid = valid
         self.positions = positions
         self.empty = ~valid.any(1)[:, None, None, None] if valid is not None and may_be_empty else None
@@ -120,12 +119,12 @@ class KeysOnly:
             return bias
         visible = self.valid[:, None, None, :]
         if self.empty is not None:
-            visible = visible | self.empty  # a softmax over nothing is NaN, also in its gradient
+            visible = visible | self.empty  # a softmax over no key is NaN, also in its gradient
         return visible if bias is None else bias.masked_fill(~visible, float("-inf"))
 
 
 class KeysOnlyExplicit(KeysOnly):
-    """The same by the textbook: scores, minus infinity at withheld keys, softmax. The reference for the others."""
+    """The same as explicit formulas: scores, minus infinity at withheld keys, softmax. The reference for the others."""
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float
@@ -139,7 +138,7 @@ class KeysOnlyExplicit(KeysOnly):
 
 
 class ZeroAfterSoftmax:
-    """Withheld keys take part in the softmax and are zeroed after it, so that the weights no longer sum to one."""
+    """Attention weights of withheld keys are set to zero after the softmax, so that weights no longer sum to one."""
 
     def __init__(self, valid: Tensor) -> None:
         self.valid = valid  # [n, L]
@@ -155,7 +154,7 @@ class ZeroAfterSoftmax:
 
 
 class VariableLength:
-    """Sequences of unequal length laid end to end in one row; each attends within itself. CUDA, half precision."""
+    """Attention within sequences of unequal length that are concatenated in one row. CUDA, half precision."""
 
     def __init__(self, boundaries: Tensor, longest: int) -> None:
         self.boundaries = boundaries  # int32 [n + 1], cumulative lengths
@@ -165,19 +164,19 @@ class VariableLength:
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float
     ) -> Tensor:
-        assert bias is None  # Adapter.has_bias keeps such models out
+        assert bias is None  # models with Adapter.has_bias are not packed
         if dropout > 0:
             raise NotImplementedError(
-                "variable-length attention has no dropout: set the net's attention dropout to 0, "
+                "variable-length attention has no dropout: set the model's attention dropout to 0, "
                 'or train with model.evaluation = "full"'
             )
         width = q.shape[-1]
         scale = width**-0.5 if scale is None else scale
         # [1, H, T, c] -> [T, H, c]; no copy: the kernels take strides
         q, k, v = (x.squeeze(0).transpose(0, 1) for x in (q, k, v))
-        # A net that is compiled has all that a kernel of our own needs, a compiler among it.
-        ours = torch.compiler.is_compiling() and HAS_TRITON and width in WIDTHS and not torch.is_grad_enabled()
-        out = (self._by_tokens if ours else self._by_sequences)(q, k, v, scale)
+        # Where torch.compile works there is a compiler, which the Triton kernel needs too.
+        use_triton = torch.compiler.is_compiling() and HAS_TRITON and width in WIDTHS and not torch.is_grad_enabled()
+        out = (self._by_tokens if use_triton else self._by_sequences)(q, k, v, scale)
         return out.transpose(0, 1).unsqueeze(0)
 
     def _by_tokens(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -199,7 +198,7 @@ class VariableLength:
 
 
 def has_variable_length(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether variable-length attention runs here."""
+    """Return whether variable-length attention is available."""
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
         return False
     try:
@@ -210,7 +209,7 @@ def has_variable_length(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _bias_at(bias: Tensor, positions: Tensor) -> Tensor:
-    """A bias between all tokens ``[1, H, N, N]`` -> between the tokens of each row ``[n, H, L, L]``."""
+    """Select from a bias between all tokens ``[1, H, N, N]`` that of the tokens of each row ``[n, H, L, L]``."""
     pairs = positions[:, :, None] * bias.shape[-1] + positions[:, None, :]
-    # Not bias[:, rows, columns]: on a CPU its gradient is summed by threads in whatever order they come.
+    # Not bias[:, rows, columns]: on a CPU its gradient is summed in an order that varies from run to run.
     return F.embedding(pairs, bias[0].flatten(1).T).permute(0, 3, 1, 2)

@@ -1,9 +1,9 @@
-"""The one interface to a vision transformer of any library, and the list of families that have one.
+"""The interface to vision transformers of any library (``Adapter``), and the libraries that have one (``FAMILIES``).
 
-An adapter answers four questions with the library's own modules: what are the tokens of these images (``embed``), what
-do the blocks make of tokens (``encode``), what does the head read from them (``readout``), and what does the net say by
-itself (``predict``). Everything else (masking, packing, chunks, removal) is built once, on top. A new family is one
-short file with a subclass of ``Adapter`` and a line in ``FAMILIES``.
+An adapter calls the library's own modules in four steps: tokens of images (``embed``), the transformer blocks
+(``encode``), logits from the encoded tokens (``readout``), and the model's own forward pass (``predict``). Everything
+else (masking, packing, chunks, removal) is built on top of these. A new family is one short file with a subclass of
+``Adapter`` and one line in a registry.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ FAMILIES = {
     "transformers": "vitshap.models.huggingface",
     "torchvision": "vitshap.models.torchvision",
 }
-"""Top-level package of a net's class -> module with ``adapter_for(net, image_size)``."""
+"""Top-level package of a model's class -> module with ``adapter_for(net, image_size)``."""
 
 
 class CannotMask(ValueError):
-    """This net cannot be asked about some patches only; the message says why and what to do."""
+    """The model cannot be evaluated on a subset of patches; the message says why and what to do."""
 
     def __init__(self, net: nn.Module, why: str) -> None:
         super().__init__(
             f"{type(net).__name__} cannot be masked: {why}. "
-            'wrap(net, removal="pixels") works with any net: it blanks the pixels of withheld patches.'
+            'wrap(net, removal="pixels") works with any model: it blanks the pixels of withheld patches.'
         )
 
 
 class Adapter(ABC):
-    """What vitshap asks of a net. Tokens are ``[n, prefix + N, D]``: class and register tokens first, then patches."""
+    """What vitshap needs of a model. Tokens are ``[n, prefix + N, D]``: class and register tokens first, then patches."""
 
     net: nn.Module
     image_size: tuple[int, int]
@@ -51,21 +51,21 @@ class Adapter(ABC):
     reads_patches: bool
     """Whether the head reads patch tokens too, not only the prefix."""
     has_bias = False
-    """Whether attention has an additive bias between positions, which rules variable-length attention out."""
+    """Whether attention has an additive bias between positions, which excludes variable-length attention."""
 
     @abstractmethod
     def embed(self, images: Tensor) -> Tensor:
-        """Tokens ``[B, prefix + N, D]`` as the first block gets them."""
+        """Return the tokens ``[B, prefix + N, D]`` that the first block takes."""
 
     @abstractmethod
     def encode(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Run all blocks; ``positions`` (int64 ``[n, L]``) says where each token stood among the prefix + N."""
+        """Run all blocks; ``positions`` (int64 ``[n, L]``) is the index of each token among the prefix + N."""
 
     @abstractmethod
     def readout(self, tokens: Tensor, valid: Tensor) -> Tensor:
-        """Logits ``[n, K]`` from encoded tokens ``[n, L, D]``; only those that ``valid`` (bool ``[n, L]``) marks count.
+        """Return logits ``[n, K]`` from encoded tokens ``[n, L, D]``, ignoring those that are not ``valid`` (``[n, L]``).
 
-        Without ``reads_patches`` the tokens given are the prefix alone.
+        Without ``reads_patches`` only the prefix tokens are given.
         """
 
     @property
@@ -84,39 +84,39 @@ class Adapter(ABC):
         """The transformer blocks, in order."""
 
     def predict(self, images: Tensor) -> Tensor:
-        """The net's own logits for whole images."""
+        """Return the model's own logits for whole images."""
         return logits_of(self.net(images))
 
     def preprocess(self) -> Preprocess | None:
-        """How the net wants its images, if it says."""
+        """Return the preprocessing that the model specifies, if any."""
         return None
 
     def class_names(self) -> list[str] | None:
-        """The net's own names for its classes, if it has them."""
+        """Return the model's own class names, if it has them."""
         return None
 
     def output(self) -> str | None:
-        """The link that the net's configuration names ("softmax", "sigmoid", "identity"), if any."""
+        """Return the link function that the configuration names ("softmax", "sigmoid", "identity"), if any."""
         return None
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """Within, the net's attention goes through the calls that can be overridden; afterwards it is as it was."""
+        """Make the model's attention use calls that can be overridden, for the duration of the context."""
         yield
 
 
 def find_adapter(net: nn.Module, image_size: tuple[int, int] | None) -> Adapter:
-    """The adapter for this net, or ``CannotMask``."""
+    """Return the adapter for this model, or raise ``CannotMask``."""
     for cls in type(net).__mro__:
         family = FAMILIES.get(cls.__module__.partition(".")[0])
         if family is not None:
             adapter: Adapter = importlib.import_module(family).adapter_for(net, image_size)
             return adapter
-    raise CannotMask(net, f"it comes from none of {', '.join(FAMILIES)}, and nobody has written an adapter for it")
+    raise CannotMask(net, f"it is not a model of {', '.join(FAMILIES)}, and there is no adapter for it")
 
 
 def unwrapped(net: nn.Module) -> nn.Module:
-    """The net inside ``torch.compile``, ``DataParallel`` and PEFT wrappers."""
+    """Return the network inside ``torch.compile``, ``DataParallel`` and PEFT wrappers."""
     while True:
         if hasattr(net, "_orig_mod"):
             net = cast(nn.Module, net._orig_mod)
@@ -129,7 +129,7 @@ def unwrapped(net: nn.Module) -> nn.Module:
 
 
 def fingerprint(weights: Mapping[str, Tensor]) -> str:
-    """SHA-256 of weights and buffers, their names and types."""
+    """Return the SHA-256 of weights and buffers with their names and types."""
     digest = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
@@ -138,22 +138,22 @@ def fingerprint(weights: Mapping[str, Tensor]) -> str:
 
 
 def logits_of(output: object) -> Tensor:
-    """Logits from whatever a library returns."""
+    """Return the logits in whatever a library's forward pass returns."""
     logits = getattr(output, "logits", output)
     if not isinstance(logits, Tensor) or logits.ndim != 2:
         what = f"shape {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(f"the net must return logits [B, K], got {what}")
+        raise ValueError(f"the model must return logits [B, K], got {what}")
     return logits
 
 
 def masked_mean(tokens: Tensor, valid: Tensor) -> Tensor:
-    """Mean over valid tokens, ``[n, L, D] -> [n, D]``; the mean over none is zero."""
+    """Return the mean over valid tokens, ``[n, L, D] -> [n, D]``; zero where none is valid."""
     kept = tokens.masked_fill(~valid[..., None], 0)
     return kept.sum(1) / valid.sum(1, keepdim=True).clamp(min=1).to(tokens.dtype)
 
 
 def masked_max(tokens: Tensor, valid: Tensor) -> Tensor:
-    """Maximum over valid tokens, ``[n, L, D] -> [n, D]``; the maximum over none is zero."""
+    """Return the maximum over valid tokens, ``[n, L, D] -> [n, D]``; zero where none is valid."""
     if tokens.shape[1] == 0:
         return tokens.sum(1)
     highest = tokens.masked_fill(~valid[..., None], float("-inf")).amax(1)
@@ -161,26 +161,26 @@ def masked_max(tokens: Tensor, valid: Tensor) -> Tensor:
 
 
 def pair(size: int | Sequence[int]) -> tuple[int, int]:
-    """(height, width) from one number or two."""
+    """Return (height, width) from one number or two."""
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
 def patch_grid(image_size: tuple[int, int], patch: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns of patches; ``ValueError`` where the image does not divide into them."""
+    """Return rows and columns of patches; ``ValueError`` if the image size is not a multiple of the patch size."""
     if any(side % step for side, step in zip(image_size, patch, strict=True)):
-        raise ValueError(f"images of {image_size} do not divide into patches of {patch}")
+        raise ValueError(f"images of {image_size} do not divide into patches of {patch} pixels")
     return image_size[0] // patch[0], image_size[1] // patch[1]
 
 
 def require_size(image_size: tuple[int, int], own: tuple[int, int], hint: str = "") -> None:
-    """Refuse images of another size than the one that the model takes."""
+    """Raise ``ValueError`` unless images have the size that the model takes."""
     if image_size != own:
         raise ValueError(f"this model takes images of {own}, not {image_size}{hint}")
 
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """Evaluation mode within; afterwards every module is in the mode it was in."""
+    """Set evaluation mode for the duration of the context; then restore the mode of every module."""
     training = [module for module in net.modules() if module.training]
     try:
         for module in training:
@@ -193,7 +193,7 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def attributes_set(changes: Sequence[tuple[object, str, object]]) -> Iterator[None]:
-    """Set attributes (object, name, value) within; afterwards all have their former values."""
+    """Set attributes (object, name, value) for the duration of the context; then restore their former values."""
     former = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:
         for owner, name, value in changes:
@@ -205,8 +205,8 @@ def attributes_set(changes: Sequence[tuple[object, str, object]]) -> Iterator[No
 
 
 def net_device_dtype(net: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Where a net's parameters live and in what precision."""
+    """Return the device and data type of a network's parameters."""
     parameter = next((p for p in net.parameters() if p.is_floating_point()), None)
     if parameter is None:
-        raise ValueError(f"{type(net).__name__} has no parameters: it is not a net that can be explained")
+        raise ValueError(f"{type(net).__name__} has no parameters: it cannot be explained")
     return parameter.device, parameter.dtype

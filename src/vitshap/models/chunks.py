@@ -1,4 +1,4 @@
-"""Many coalitions, little memory: rows in chunks of a token budget, which shrinks when the device runs out of memory."""
+"""Evaluate many coalitions in chunks of a token budget, which is reduced when the device runs out of memory."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from vitshap.models.removal import Session
 from vitshap.players import Players
 
 ROWS_AT_ONCE = 1 << 15
-"""Rows whose masks and sizes exist at the same time, whatever their number in all. Variable-length attention takes
-no more than 65,535 sequences at once."""
+"""Rows whose masks and sizes are in memory at the same time. Variable-length attention takes at most 65,535 sequences
+at once."""
 CUDA_TOKENS = 1 << 20
 CPU_BYTES = 48 << 20
-"""Larger chunks bring no more speed: these fill an H200, and stay near a CPU's cache (4,096 tokens of a ViT-Tiny)."""
+"""Larger chunks are not faster: these fill an H200, and fit a CPU's cache roughly (4,096 tokens of a ViT-Tiny)."""
 PADDING = 0.98
-"""Rows shorter than this part of a bucket's longest start a bucket of their own, once it is worth a pass."""
+"""Rows longer than the shortest of a bucket divided by this start a new bucket, if the bucket is large enough."""
 
 
 def token_budget(bytes_per_token: int, device: torch.device) -> int:
-    """Tokens that may be computed at once: by free memory, and no more than helps."""
+    """Return how many tokens to compute at once, by free memory and up to a size that is still faster."""
     if device.type != "cuda":
         return max(1, CPU_BYTES // bytes_per_token)
     free, _ = torch.cuda.mem_get_info(device)
@@ -34,9 +34,9 @@ def token_budget(bytes_per_token: int, device: torch.device) -> int:
 def evaluate_rows(
     session: Session, coalitions: Coalitions, players: Players, budget: int, note: Callable[[int], None]
 ) -> Tensor:
-    """Logits ``[B, S, K]`` of coalitions ``[B, S, d]``.
+    """Return logits ``[B, S, K]`` of coalitions ``[B, S, d]``.
 
-    ``note`` is told a smaller budget when memory ran out, so that the next call starts with it.
+    ``note`` is called with a smaller budget after an out-of-memory error, so that the next call starts with it.
     """
     batch, per_image, _ = coalitions.shape
     parts: list[Tensor] = []
@@ -75,7 +75,7 @@ def _evaluate_block(session: Session, rows: Rows, budget: int, note: Callable[[i
         else:
             start = end
             continue
-        # Outside the handler: the traceback it holds would keep the chunk's tensors alive.
+        # Outside the handler, whose traceback would keep the chunk's tensors alive.
         torch.cuda.empty_cache()
         budget = max(1, int(lengths[start:end].sum()) // 2)
         note(budget)
@@ -85,15 +85,15 @@ def _evaluate_block(session: Session, rows: Rows, budget: int, note: Callable[[i
     return logits, budget
 
 
-def _chunk_end(lengths: Tensor, start: int, budget: int, similar: bool) -> int:
-    """Where the chunk that begins at ``start`` ends; ``similar``: lengths are sorted, and a chunk pads to its longest."""
+def _chunk_end(lengths: Tensor, start: int, budget: int, padded: bool) -> int:
+    """Return the end of the chunk that begins at ``start``; ``padded``: sorted lengths, padded to the longest."""
     rest = lengths[start:]
-    if not similar:
+    if not padded:
         tokens = rest.cumsum(0)
         return start + max(1, int(torch.searchsorted(tokens, budget, right=True)))
     count = torch.arange(1, len(rest) + 1)
     fits = int((rest * count <= budget).sum())  # padded tokens grow with every row
-    # Of what fits, end where the padding would cost more than another pass over a small remainder.
-    alike = int((rest[0] >= PADDING * rest[:fits]).sum())
-    worth_a_pass = int((rest * count < budget // 4).sum()) + 1
-    return start + max(1, min(fits, max(alike, worth_a_pass)))
+    # Of what fits, end where the padding would cost more than another forward pass of a small remainder.
+    similar = int((rest[0] >= PADDING * rest[:fits]).sum())
+    smallest = int((rest * count < budget // 4).sum()) + 1
+    return start + max(1, min(fits, max(similar, smallest)))

@@ -11,7 +11,7 @@ from vitshap.models.huggingface import HuggingFaceViT
 
 
 class HuggingFaceCLIP(HuggingFaceViT):
-    """CLIP: a class token, a norm before the blocks, and the mean of the patch tokens, which are not normed again."""
+    """CLIP: a class token, a norm before the blocks, and the mean of the patch tokens without a final norm."""
 
     reads_patches = True
 

@@ -1,8 +1,8 @@
-"""From timm's plain vision transformer to the equal net of transformers, and from the authors' names to timm's.
+"""Convert timm's plain vision transformer to the equal model of transformers, and the authors' tensor names to timm's.
 
-What is shipped must load with the core dependencies, and timm is not one of them. The two libraries write the same network
-differently: timm keeps query, key and value in one matrix, transformers in three. Only the weights move; whatever
-transformers' ViT has no word for is refused by name, so that a converted net is equal or does not exist.
+Shipped bundles must load with the core dependencies, and timm is not one of them. The two libraries store the same
+network differently: timm has query, key and value in one matrix, transformers in three. Only the weights are converted; a
+network with a part that transformers' ViT lacks is refused with the name of that part.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 def as_transformers(
     net: nn.Module, /, *, id2label: Mapping[int, str] | Sequence[str] | None = None
 ) -> ViTForImageClassification:
-    """A ``ViTForImageClassification`` that answers as this timm ``VisionTransformer`` does, with weights of its own.
+    """Return a ``ViTForImageClassification`` with the same outputs as this timm ``VisionTransformer`` and copied weights.
 
-    The net has a class token that the linear head reads, learned positions, pre-norm blocks and exact GELU, as
-    ``deit_tiny_patch16_224`` or ``vit_base_patch16_224``; for anything more a ``ValueError`` names what is in the way.
-    Dropout and stochastic depth, which act in training only, are left behind. ``id2label`` gives the names of the classes.
+    The network has a class token that the linear head reads, learned positions, pre-norm blocks and exact GELU, as
+    ``deit_tiny_patch16_224`` or ``vit_base_patch16_224``; a ``ValueError`` names the part that cannot be converted.
+    Dropout and stochastic depth, used in training only, are not converted. ``id2label`` gives the names of the classes.
     """
     plain: Any = unwrapped(net)
     obstacle = next(_obstacles(plain), None)
@@ -38,7 +38,7 @@ def as_transformers(
     if names is None:
         names = {i: f"LABEL_{i}" for i in range(plain.num_classes)}
     config = ViTConfig(**_sizes(plain), id2label=names, label2id={name: i for i, name in names.items()})
-    with torch.device("meta"):  # no weights are drawn that would be thrown away at once
+    with torch.device("meta"):  # without drawing weights that are replaced at once
         converted: ViTForImageClassification = ViTForImageClassification(config)
     state = {name: tensor.detach().clone() for name, tensor in _weights(plain, config.qkv_bias)}
     converted.load_state_dict(state, assign=True)
@@ -46,18 +46,12 @@ def as_transformers(
 
 
 def convert_authors_net(state: Mapping[str, Tensor], /) -> dict[str, Tensor]:
-    """The authors' classifier, surrogate or masked classifier (their names of tensors) as the state of timm's ViT."""
-    found = {}
-    for name, tensor in state.items():
-        plain = name.removeprefix("backbone.")
-        if plain == name and name not in ("head.weight", "head.bias"):
-            raise ValueError(f"{name} is no tensor of the authors' classifier or surrogate")
-        found[plain] = tensor
-    return found
+    """Rename the tensors of the authors' classifier, surrogate or masked classifier to those of timm's ViT."""
+    return {name.removeprefix("backbone."): tensor for name, tensor in state.items()}
 
 
 def _obstacles(net: Any) -> Iterator[str]:
-    """What transformers' ViT cannot express, the plainest words first."""
+    """Yield what transformers' ViT cannot represent."""
     try:
         from timm.models.vision_transformer import PatchEmbed, VisionTransformer
     except ModuleNotFoundError:
@@ -112,16 +106,16 @@ def _obstacles_in_block(block: Any) -> Iterator[str]:
         yield "norms inside attention or MLP (scale_attn_norm, scale_mlp_norm)"
     if getattr(attention, "gate", None) is not None:
         yield "gated attention"
-    # timm has a GELU of its own besides torch's.
+    # timm has its own GELU besides torch's.
     if type(mlp.act).__name__ != "GELU" or getattr(mlp.act, "approximate", "none") != "none":
         yield f"the activation {mlp.act!r} instead of exact GELU"
     for layer in (attention.qkv, attention.proj, mlp.fc1, mlp.fc2):
-        if type(layer) is not nn.Linear:  # an adapter's layer, say, whose weight is not all that it computes
+        if type(layer) is not nn.Linear:  # for example a LoRA layer, which computes more than its weight
             yield f"a layer of the kind {type(layer).__name__} where a plain Linear is expected"
 
 
 def _unequal(net: Any) -> Iterator[str]:
-    """Sizes that transformers writes once for all blocks."""
+    """Yield sizes that differ between blocks but are the same for all blocks in transformers."""
     norms = [net.norm, *(norm for block in net.blocks for norm in (block.norm1, block.norm2))]
     if any(not isinstance(norm, nn.LayerNorm) or norm.weight is None or norm.bias is None for norm in norms):
         yield f"norms that are not layer norms with weight and bias ({type(norms[-1]).__name__})"
@@ -130,7 +124,7 @@ def _unequal(net: Any) -> Iterator[str]:
     if len({(block.attn.num_heads, block.mlp.fc1.out_features) for block in net.blocks}) > 1:
         yield "blocks of unequal sizes"
     if any(block.attn.proj.in_features != net.embed_dim for block in net.blocks):
-        yield "heads that do not add up to the net's width"
+        yield "heads whose widths do not add up to the network's width"
 
 
 def _is_nothing(module: nn.Module) -> bool:
@@ -138,7 +132,7 @@ def _is_nothing(module: nn.Module) -> bool:
 
 
 def _sizes(net: Any) -> dict[str, Any]:
-    """The fields of a ``ViTConfig`` that follow from the net."""
+    """Return the fields of a ``ViTConfig`` for this network."""
     first = net.blocks[0]
     image, patch = pair(net.patch_embed.img_size), pair(net.patch_embed.patch_size)
     return {
@@ -156,10 +150,10 @@ def _sizes(net: Any) -> dict[str, Any]:
 
 
 def _weights(net: Any, qkv_bias: bool) -> Iterator[tuple[str, Tensor]]:
-    """The net's tensors under transformers' names."""
+    """Yield the tensors under transformers' names."""
     yield "vit.embeddings.cls_token", net.cls_token
     positions = net.pos_embed
-    if net.no_embed_class:  # the class token has no position: adding zero is the same
+    if net.no_embed_class:  # the class token has no position: add zero
         positions = torch.cat([torch.zeros_like(net.cls_token), positions], dim=1)
     yield "vit.embeddings.position_embeddings", positions
     yield from _affine("vit.embeddings.patch_embeddings.projection", net.patch_embed.proj)
@@ -185,6 +179,6 @@ def _affine(name: str, layer: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _bias(layer: Any) -> Tensor:
-    """Its bias; transformers always has one, and zero is the same as none."""
+    """Return the bias, or zeros: transformers always has one."""
     bias: Tensor = layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias
     return bias

@@ -1,4 +1,4 @@
-"""Any net that maps images to logits: nothing can be kept out of its layers, but its input can be changed."""
+"""The adapter for any network from images to logits: its layers cannot be masked, but its input can be changed."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from vitshap.models.preprocess import Preprocess
 from vitshap.models.timm import imagenet_names
 
 CELL = 16
-"""Side of a patch in pixels where the net has none of its own."""
+"""Side of a patch in pixels for networks without patches."""
 
 
 class GenericNetwork(Adapter):
-    """Knows only the net's input size, the grid that the image is cut into, and the number of classes."""
+    """Knows only the input size, the grid that images are divided into, and the number of classes."""
 
     prefix = 0
     reads_patches = False
 
     def __init__(self, net: nn.Module, image_size: tuple[int, int] | None, grid: tuple[int, int] | None) -> None:
         self.net = net
-        size = image_size or _own_size(net)
-        if size is None:
-            raise ValueError(f"{type(net).__name__} does not say what images it takes: give image_size=(height, width)")
+        size = image_size or _own_size(net) or (0, 0)
         self.image_size = size
         self.grid = grid or (size[0] // CELL, size[1] // CELL)
-        if any(side % max(cells, 1) for side, cells in zip(size, self.grid, strict=True)) or 0 in self.grid:
+        if 0 in self.grid or any(side % cells for side, cells in zip(size, self.grid, strict=True)):
             raise ValueError(
-                f"images of {size} do not divide into a grid of {self.grid}: give players= as a label map whose shape does"
+                f"{type(net).__name__}: images of {size} do not divide into a grid of {self.grid}: give "
+                "image_size=(height, width), or players= as a label map whose shape divides it"
             )
         self.channels = _own_channels(net)
         self.num_classes = self._count_classes()

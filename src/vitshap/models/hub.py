@@ -1,4 +1,4 @@
-"""The Hugging Face hub: whether it can be reached, and what is fetched from it."""
+"""The Hugging Face hub: check that it can be reached, download files, explain errors."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from vitshap.errors import first_line
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_SECONDS = 3.0
-"""Time that the hub has to answer before only files on this machine are used; its own client tries for a minute."""
+"""Timeout of the connection attempt before only local files are used; the hub's own client tries for a minute."""
 
 
 @contextmanager
 def reachable_hub(name: str | None) -> Iterator[None]:
-    """Within, a hub that cannot be reached is not tried again and again: only files on this machine are used.
+    """Use only local files for the duration of the context if the hub cannot be reached, without repeated attempts.
 
-    ``name`` is what may have to be fetched, None for nothing. Behind a proxy it is unknown whether the hub answers: then
-    nothing is changed.
+    ``name`` is what may have to be downloaded, None for nothing. Behind a proxy reachability is unknown: then nothing is
+    changed.
     """
     from huggingface_hub import constants
 
@@ -39,7 +39,7 @@ def reachable_hub(name: str | None) -> Iterator[None]:
 
 
 def fetch(name: str, files: Sequence[str]) -> Path:
-    """Return the folder with these files of a repository of the hub; any error of the hub's client may be raised."""
+    """Download these files of a repository of the hub; return their folder."""
     from huggingface_hub import snapshot_download
 
     with reachable_hub(name):
@@ -47,7 +47,7 @@ def fetch(name: str, files: Sequence[str]) -> Path:
 
 
 def reason(error: BaseException) -> str:
-    """Return why something could not be loaded: in plain words where the hub was out of reach or code is needed."""
+    """Return why something could not be loaded, in plain words if the hub is unreachable or remote code is needed."""
     from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
     cause: BaseException | None = error

@@ -1,4 +1,4 @@
-"""transformers' vision transformers for image classification: ViT, DeiT, DINOv2 (with and without registers), BEiT."""
+"""Adapters for transformers' image classifiers: ViT, DeiT, DINOv2 (with and without registers), BEiT."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ from vitshap.models.base import (
 def adapter_for(net: Any, image_size: tuple[int, int] | None) -> Adapter:
     """Return the adapter for a transformers model, or raise ``CannotMask``."""
     place = next((ADAPTERS[cls.__name__] for cls in type(net).__mro__ if cls.__name__ in ADAPTERS), None)
-    if place is None:
+    if place is None or not getattr(net.config, "num_labels", 0):
         why = f"of transformers' models these can be masked: {', '.join(sorted(ADAPTERS))}"
-        if hasattr(net, "base_model_prefix") and not hasattr(net, "classifier"):
+        if place is not None:
+            why = "it has no classes (num_labels=0)"
+        elif hasattr(net, "base_model_prefix") and not hasattr(net, "classifier"):
             why = "it has no classification head; load it with AutoModelForImageClassification"
         raise CannotMask(net, why)
     module, _, name = place.rpartition(".")
@@ -36,18 +38,16 @@ def adapter_for(net: Any, image_size: tuple[int, int] | None) -> Adapter:
 
 
 class HuggingFaceViT(Adapter):
-    """``ViTForImageClassification``, and what the others share with it."""
+    """``ViTForImageClassification``, and the base class of the others."""
 
     reads_patches = False
     takes_size = True
-    """Whether the embeddings need to be told that positions must be interpolated to another image size."""
+    """Whether the embeddings take an argument for interpolating positions to another image size."""
 
     def __init__(self, net: Any, image_size: tuple[int, int] | None) -> None:
         self.net = self._net = net
         self.trunk: Any = self._find_trunk()
         config = self.trunk.config
-        if not getattr(net.config, "num_labels", 0):
-            raise CannotMask(net, "it has no classes (num_labels=0)")
         self.image_size = image_size or pair(config.image_size)
         self.grid = patch_grid(self.image_size, pair(config.patch_size))
         self.resized = self.image_size != pair(config.image_size)
@@ -109,7 +109,7 @@ class HuggingFaceViT(Adapter):
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        # Eager attention cannot be overridden, and recomputing under gradient checkpointing would escape the override.
+        # Eager attention cannot be overridden, and gradient checkpointing would recompute without the override.
         modules = list(self._net.modules())
         configs = {id(m.config): m.config for m in modules if hasattr(m, "config")}.values()
         changes: list[tuple[object, str, object]] = [
@@ -123,14 +123,14 @@ class HuggingFaceViT(Adapter):
 
 
 class HuggingFaceDeiT(HuggingFaceViT):
-    """DeiT: a distillation token beside the class token."""
+    """DeiT: with a distillation token beside the class token."""
 
     def _count_prefix(self) -> int:
         return 2
 
 
 class HuggingFaceDistilledDeiT(HuggingFaceDeiT):
-    """DeiT that answers with the mean of both heads."""
+    """Distilled DeiT: logits are the mean of two heads."""
 
     def readout(self, tokens: Tensor, valid: Tensor) -> Tensor:
         tokens = self.trunk.layernorm(tokens)
@@ -142,7 +142,7 @@ class HuggingFaceDinov2(HuggingFaceViT):
     """DINOv2: the head reads the class token and the mean of the patches."""
 
     reads_patches = True
-    takes_size = False  # its embeddings interpolate by themselves
+    takes_size = False  # its embeddings always interpolate
 
     def _count_prefix(self) -> int:
         return 1 + (getattr(self._net.config, "num_register_tokens", 0) or 0)
@@ -157,7 +157,7 @@ class HuggingFaceDinov2(HuggingFaceViT):
 class HuggingFaceBeit(HuggingFaceViT):
     """BEiT: relative position biases between tokens, and optionally the mean of the patches instead of a class token."""
 
-    takes_size = False  # its embeddings interpolate by themselves; biases follow the resolution
+    takes_size = False  # its embeddings always interpolate, and biases follow the resolution
 
     def __init__(self, net: Any, image_size: tuple[int, int] | None) -> None:
         super().__init__(net, image_size)
@@ -170,7 +170,7 @@ class HuggingFaceBeit(HuggingFaceViT):
     def encode(self, tokens: Tensor, positions: Tensor) -> Tensor:
         shared = None
         if self.trunk.shared_position_bias is not None:
-            # The attention override picks the rows and columns of the kept tokens.
+            # The attention override selects the rows and columns of the kept tokens.
             shared = self.trunk.shared_position_bias(self.grid, dim_size=self.prefix + self.grid[0] * self.grid[1])
         for layer in self.blocks:
             tokens = layer(tokens, attention_mask=shared, resolution=self.image_size)

@@ -1,6 +1,6 @@
-"""Proof that a mask holds: change the pixels of withheld patches, and nothing that is kept may move.
+"""Leak check: change the pixels of withheld patches at random, and verify that no output for kept patches changes.
 
-Each stage is tried by itself (patch embedding, blocks, head), so that a refusal can name what leaks.
+Each stage is checked separately (patch embedding, blocks, head), so that the error message can name what leaks.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from vitshap.models.packed import Rows
 from vitshap.models.removal import AttentionSession, FullLengthSession
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}
-"""Largest movement, relative to the largest output, that is rounding and not a leak."""
+"""Largest change, relative to the largest output, that counts as rounding and not as a leak."""
 
 
-def movement(
+def relative_change(
     evaluate: Callable[[Tensor, Tensor], Tensor], images: Tensor, keep: Tensor, grid: tuple[int, int]
 ) -> float:
-    """How far ``evaluate(images, keep)`` moves when the pixels of withheld patches are changed at random.
+    """Return how much ``evaluate(images, keep)`` changes when the pixels of withheld patches are changed at random.
 
-    Relative to the largest absolute output. ``keep``: bool ``[B, N]``. Works on any function, masked well or badly.
+    Relative to the largest absolute output. ``keep``: bool ``[B, N]``.
     """
     down, across = grid
     height, width = images.shape[-2:]
@@ -35,13 +35,13 @@ def movement(
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """Largest difference, relative to the largest absolute value; infinite where something is not finite."""
+    """Return the largest difference relative to the largest absolute value; infinity if a value is not finite."""
     gap = float((one - other).abs().max() / one.abs().max().clamp(min=1e-30)) if one.numel() else 0.0
     return gap if gap == gap else float("inf")
 
 
 def check_mask(adapter: Adapter) -> None:
-    """Raise ``CannotMask``, naming the stage, unless withheld patches stay out of everything that this network computes."""
+    """Raise ``CannotMask``, naming the stage, if withheld patches influence what the network computes from kept ones."""
     if leak := _find_leak(adapter):
         raise CannotMask(adapter.net, leak)
 
@@ -52,16 +52,16 @@ def _find_leak(adapter: Adapter) -> str | None:
     images = torch.randn(2, adapter.channels, *adapter.image_size, generator=generator).to(device, dtype)
     keep = torch.rand(2, adapter.grid[0] * adapter.grid[1], generator=generator).to(device) < 0.5
     keep[:, 0], keep[:, -1] = True, False
-    # Without autocast: its rounding would look like a leak.
+    # Without autocast, whose rounding would look like a leak.
     with torch.no_grad(), torch.autocast(device.type, enabled=False), evaluating(adapter.net), adapter.ready():
         for stage, what_leaks in (
             (_embedded, "its patch embedding mixes neighbouring patches"),
-            (_encoded, "its blocks let kept tokens see withheld ones by another way than attention"),
-            (_answered, "its head reads withheld patches"),
+            (_encoded, "its blocks mix kept and withheld tokens outside of attention"),
+            (_logits, "its head reads withheld patches"),
         ):
-            moved = movement(lambda x, k, stage=stage: stage(adapter, x, k), images, keep, adapter.grid)  # type: ignore[misc]
+            moved = relative_change(lambda x, k, stage=stage: stage(adapter, x, k), images, keep, adapter.grid)  # type: ignore[misc]
             if moved > TOLERANCE[dtype]:
-                return f"{what_leaks} (kept outputs moved by {moved:.1e} of their size)"
+                return f"{what_leaks} (relative change of kept outputs: {moved:.1e})"
         return _unmasked_layers(adapter, images) or _disagreement(adapter, images, keep, TOLERANCE[dtype])
 
 
@@ -77,7 +77,7 @@ def _encoded(adapter: Adapter, images: Tensor, keep: Tensor) -> Tensor:
         return adapter.encode(session.table, session.positions)[present]
 
 
-def _answered(adapter: Adapter, images: Tensor, keep: Tensor) -> Tensor:
+def _logits(adapter: Adapter, images: Tensor, keep: Tensor) -> Tensor:
     rows = Rows(keep, torch.arange(len(images), device=images.device))
     return FullLengthSession(adapter, images).run(rows)
 
@@ -95,7 +95,7 @@ def _unmasked_layers(adapter: Adapter, images: Tensor) -> str | None:
     with AttentionOverride(Counted(None)):
         adapter.encode(session.table, session.positions)
     if calls < len(adapter.blocks):
-        return f"only {calls} of its {len(adapter.blocks)} attention layers go through calls that can be masked"
+        return f"only {calls} of its {len(adapter.blocks)} attention layers use calls that can be masked"
     return None
 
 
@@ -103,7 +103,7 @@ def _disagreement(adapter: Adapter, images: Tensor, keep: Tensor, tolerance: flo
     rows = Rows(keep, torch.arange(len(images), device=images.device))
     full, packed = (session(adapter, images).run(rows) for session in (FullLengthSession, AttentionSession))
     if distance(full, packed) > tolerance:
-        return "its answer changes when withheld tokens are dropped instead of masked"
+        return "its output changes when withheld tokens are dropped instead of masked"
     whole = FullLengthSession(adapter, images).run(Rows(torch.ones_like(keep), rows.image))
     if distance(adapter.predict(images), whole) > tolerance:
         return "its own forward pass does more than its embedding, blocks and head"

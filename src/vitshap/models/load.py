@@ -1,6 +1,6 @@
-"""From a name to a wrapped model: a name of timm, a folder or hub id of transformers, a plain ViT, a bundle's surrogate.
+"""Load models by name: a timm name, a folder or hub id of transformers, a plain ViT, or a bundle's surrogate.
 
-This is the only module that asks a library for a network. Python code in a folder is never run
+Only this module and ``load_timm`` create networks by name. Python code in a folder is never run
 (``trust_remote_code=False``), weights are read from safetensors files, and a folder whose configuration has more blocks
 than its file has tensors is refused before anything is built.
 """
@@ -33,20 +33,20 @@ from vitshap.models.wrap import wrap
 SIZES = {"tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12), "large": (1024, 24, 16)}
 """Width, blocks and heads of plain vision transformers."""
 PLAIN = "vit"
-"""The name of transformers' plain ViT, with random weights and the sizes of ``ModelSpec``."""
+"""Name of transformers' plain ViT with random weights and the sizes in ``ModelSpec``."""
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Which model to load, and how. By default it is as its library stores it, with its own classes."""
+    """Which model to load, and how. By default the model is loaded as it is stored, with its own classes."""
 
     name: str
-    """A name of timm, a folder or hub id of transformers, a bundle (shipped name or folder: its surrogate), or "vit"."""
+    """A timm name, a folder or hub id of transformers, a bundle (shipped name or folder: its surrogate), or "vit"."""
     library: Literal["auto", "transformers", "timm"] = "auto"
-    """Whose name it is; "auto": transformers for folders and for names with a slash, else timm."""
+    """Library of the name; "auto": transformers for folders and for names with a slash, else timm."""
     pretrained: bool = True
     tag: str | None = None
-    """Which of timm's pre-trained weights a name without a tag stands for; None: timm's first."""
+    """Tag of timm's pre-trained weights, for names without one; None: timm's default."""
     weights: str | None = None
     """Safetensors file with the weights of a timm network; a head of another size is replaced."""
     class_names: tuple[str, ...] | None = None
@@ -70,9 +70,9 @@ class ModelSpec:
     interpolation: str | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    """``crop`` to ``std`` replace what the model's own preprocessing says."""
+    """``crop`` to ``std`` override the model's own preprocessing."""
     seed: int = 0
-    """Of weights that are drawn at random."""
+    """Seed of randomly initialised weights."""
     size: str = "tiny"
     patch_size: int = 16
     hidden_size: int | None = None
@@ -80,12 +80,12 @@ class ModelSpec:
     heads: int | None = None
     mlp_size: int | None = None
     raw_pixels: bool = False
-    """``size`` to ``raw_pixels`` belong to "vit"; the last: its input is not normalised."""
+    """``size`` to ``raw_pixels`` belong to "vit"; ``raw_pixels``: the input is not normalised."""
     option: str = "{}"
-    """How the caller writes options, for error messages: "--{}" for a command, "model.{}" for a recipe."""
+    """Format of option names in error messages: "--{}" for a command, "model.{}" for a recipe."""
 
-    def said(self, key: str) -> str:
-        """Return an option as the caller writes it."""
+    def option_name(self, key: str) -> str:
+        """Return the name of an option for an error message."""
         return self.option.format(key)
 
     @property
@@ -95,7 +95,7 @@ class ModelSpec:
 
 
 def load_model(spec: ModelSpec | str, /) -> MaskedModel:
-    """Load a model and wrap it, on the CPU; the caller's random numbers go on as if nothing had been drawn."""
+    """Load a model and wrap it, on the CPU; the caller's random state does not change."""
     spec = ModelSpec(spec) if isinstance(spec, str) else spec
     library = _library(spec)
     if spec.own_head and spec.class_names is None and (surrogate := _surrogate(spec)) is not None:
@@ -112,7 +112,7 @@ def load_model(spec: ModelSpec | str, /) -> MaskedModel:
         preprocess = _adjusted(preprocess, spec)
         size = preprocess.size if preprocess is not None and library == "transformers" else None
         model = wrap(net, preprocess=preprocess, output=spec.output, image_size=size, removal=spec.removal)
-    # A model that keeps its head has classes of its own, in its own order, whatever the data's are called.
+    # A model that keeps its head has its own classes, in its own order, whatever the data's class names are.
     unnamed = model.class_names is None or not spec.own_head
     if spec.class_names is not None and unnamed and model.num_classes == len(spec.class_names):
         model.class_names = list(spec.class_names)
@@ -120,7 +120,7 @@ def load_model(spec: ModelSpec | str, /) -> MaskedModel:
 
 
 def load_with_warnings(spec: ModelSpec, /) -> tuple[MaskedModel, tuple[str, ...]]:
-    """Load a model; return it with the warnings that are about it, as texts."""
+    """Load a model; return it with the texts of the warnings that concern it."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
@@ -134,7 +134,7 @@ def load_with_warnings(spec: ModelSpec, /) -> tuple[MaskedModel, tuple[str, ...]
 def pretrained_state(name: str, like: Adapter, needed: set[str], /) -> dict[str, Tensor]:
     """Return the weights of a pre-trained network of timm or transformers under the names of ``like.net``.
 
-    ``needed``: names that must be stored; all others may be drawn at random.
+    ``needed``: names that must be in the file; all others may be initialised at random.
     """
     make_torchvision_importable()
     try:
@@ -142,12 +142,12 @@ def pretrained_state(name: str, like: Adapter, needed: set[str], /) -> dict[str,
             if _library(ModelSpec(name)) == "timm":
                 return timm_state(name, like)
             return _transformers_state(os.path.expanduser(name), needed)
-    except Exception as error:  # a download that fails comes as one of many types
+    except Exception as error:  # a failed download raises one of many types
         raise ValueError(f"the pre-trained model {name!r} cannot be loaded: {reason(error)}") from error
 
 
 def is_name(name: str, /) -> bool:
-    """Whether a model may be loaded by this name: a folder, a hub id or a name of timm."""
+    """Return whether this can be the name of a model: a folder, a hub id or a timm name."""
     if Path(os.path.expanduser(name)).is_dir() or (HUB_ID.fullmatch(name) and not name.endswith(".safetensors")):
         return True
     try:
@@ -158,7 +158,9 @@ def is_name(name: str, /) -> bool:
 
 
 def _library(spec: ModelSpec) -> str:
-    if spec.library != "auto" and spec.name != PLAIN:  # whatever a recipe says of the model that it had before
+    if (
+        spec.library != "auto" and spec.name != PLAIN
+    ):  # "vit" replaces another model of a recipe, whatever its library was
         return spec.library
     if spec.name.startswith(TIMM_HUB):
         return "timm"
@@ -167,7 +169,7 @@ def _library(spec: ModelSpec) -> str:
 
 
 def _surrogate(spec: ModelSpec) -> MaskedModel | None:
-    """Return the surrogate if the name is that of a bundle on this machine."""
+    """Return the surrogate if the name is that of a local bundle."""
     from vitshap.models import stored
 
     return stored.load_surrogate(spec.name) if stored.is_bundle(spec.name) else None
@@ -204,18 +206,20 @@ def _transformers(spec: ModelSpec) -> tuple[nn.Module, Preprocess]:
     place = os.path.expanduser(spec.name)
     with _quiet_transformers(), reachable_hub(spec.name):
         try:
-            if spec.name.startswith(("/", ".", "~")) and not Path(place).is_dir():
-                raise FileNotFoundError(f"there is no folder {spec.name}")
             return _from_transformers(spec, place)
-        except Exception as error:  # transformers and what it calls raise errors of all kinds
+        except Exception as error:  # transformers raises errors of many types
             raise ValueError(f"the model {spec.name!r} cannot be loaded with transformers: {reason(error)}") from error
 
 
 def _from_transformers(spec: ModelSpec, place: str) -> tuple[nn.Module, Preprocess]:
     from transformers import AutoConfig, AutoModelForImageClassification
 
-    _check_depth(Path(place))
+    if problem := _folder_problem(spec.name, Path(place)):
+        raise ValueError(problem)
     config = AutoConfig.from_pretrained(place, trust_remote_code=False, **({} if spec.own_head else _labels(spec)))
+    vision = getattr(config, "vision_config", config)  # CLIP and SigLIP have a text encoder too
+    channels = getattr(vision, "num_channels", spec.channels) or 3
+    loaded: Mapping[str, Any] = {"mismatched_keys": (), "missing_keys": ()}
     if spec.pretrained:
         net, loaded = AutoModelForImageClassification.from_pretrained(
             place,
@@ -225,21 +229,17 @@ def _from_transformers(spec: ModelSpec, place: str) -> tuple[nn.Module, Preproce
             use_safetensors=True,
             output_loading_info=True,
         )
-        if problem := next(_unfit(loaded, net.config.num_labels, spec.own_head), None):
-            raise ValueError(problem)
     else:
         net = AutoModelForImageClassification.from_config(config, trust_remote_code=False)
-    vision = getattr(config, "vision_config", config)  # CLIP and SigLIP have a text encoder too
-    channels = getattr(vision, "num_channels", spec.channels)
-    if spec.channels not in (None, channels):
-        raise ValueError(f"it takes {channels} channels: --set data.channels={channels}")
+    if problem := next(_unfit(spec, loaded, net.config.num_labels, channels), None):
+        raise ValueError(problem)
     side = None if spec.image_size is None else pair(spec.image_size)
-    return net, read_processor(spec.name, side, pair(vision.image_size), channels or 3)
+    return net, read_processor(spec.name, side, pair(vision.image_size), channels)
 
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Within, transformers prints no progress bars and tables of its own."""
+    """Suppress transformers' progress bars and tables for the duration of the context."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -253,25 +253,28 @@ def _quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _check_depth(folder: Path) -> None:
-    """Before a network is built: a configuration may claim any number of blocks, but every block has tensors."""
+def _folder_problem(name: str, folder: Path) -> str | None:
+    """Return why a folder cannot be loaded, for example because there are fewer tensors than configured blocks."""
+    if name.startswith(("/", ".", "~")) and not folder.is_dir():
+        return f"there is no folder {name}"
     config, weights = folder / "config.json", folder / "model.safetensors"
     if not (config.is_file() and weights.is_file()):
-        return
+        return None
     with safe_open(weights, "pt") as stored:
         tensors = len(stored.keys())
     depth = declared_depth(read_json(config))
-    if depth > tensors:
-        raise ValueError(f"its configuration has {depth:,} blocks, and its file {tensors} tensors")
+    return f"its configuration has {depth:,} blocks, and its file {tensors} tensors" if depth > tensors else None
 
 
-def _unfit(loaded: Mapping[str, Any], outputs: int, keep_head: bool) -> Iterator[str]:
-    """Yield why stored weights do not do: a head for other classes may be drawn anew if it is trained, nothing else."""
+def _unfit(spec: ModelSpec, loaded: Mapping[str, Any], outputs: int, channels: int) -> Iterator[str]:
+    """Yield why stored weights cannot be used. Only a head that is going to be trained may be missing or differ in size."""
+    if spec.channels not in (None, channels):
+        yield f"it takes {channels} channels: --set data.channels={channels}"
     for name, stored, own in loaded["mismatched_keys"]:
-        if keep_head or tuple(own) != (outputs, *tuple(stored)[1:]):
+        if spec.own_head or tuple(own) != (outputs, *tuple(stored)[1:]):
             yield f"its weights do not fit its configuration: {name} is {list(stored)}, not {list(own)}"
     missing = sorted(loaded["missing_keys"])
-    if keep_head and missing:
+    if spec.own_head and missing:
         yield f"it has no weights for {missing[0]}: it was not trained to classify, and its predictions would be random"
     if blocks := [name for name in missing if re.search(r"\.(layers?|blocks?)\.\d+\.", name)]:
         yield f"its file has no weights for {len(blocks)} tensors of its blocks, {blocks[0]} first"
@@ -290,20 +293,22 @@ def _transformers_state(place: str, needed: set[str]) -> dict[str, Tensor]:
 
 
 def _adjusted(preprocess: Preprocess | None, spec: ModelSpec) -> Preprocess | None:
-    """Return the preprocessing with what the options say of it, and with one mean per channel."""
+    """Return the preprocessing with the options' changes, and with one mean per channel."""
     keys = ("crop", "resize", "squash", "interpolation", "mean", "std")
     given = {key: getattr(spec, key) for key in keys if getattr(spec, key) is not None}
     if preprocess is not None:
         return preprocess.adjusted(spec.channels or len(preprocess.mean), **given)
     if given:
-        raise ValueError(f"how {spec.name} prepares images is not known: leave out {spec.said(next(iter(given)))}")
+        raise ValueError(f"the preprocessing of {spec.name} is unknown: omit {spec.option_name(next(iter(given)))}")
     return None
 
 
 def _refuse_timm_options(spec: ModelSpec) -> None:
     for key in ("weights", "head_rows", "as_transformers"):
         if getattr(spec, key):
-            raise ValueError(f"{spec.said(key)} belongs to timm's models, not to those of transformers ({spec.name})")
+            raise ValueError(
+                f"{spec.option_name(key)} belongs to timm's models, not to those of transformers ({spec.name})"
+            )
 
 
 def _labels(spec: ModelSpec) -> dict[str, Any]:

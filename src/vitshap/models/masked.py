@@ -1,4 +1,4 @@
-"""``MaskedModel``: somebody's net that can be asked about any set of patches."""
+"""``MaskedModel``: a model that can be evaluated on any subset of patches, and ``ImageGame``, the game of its images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitshap.coalitions import Coalitions
 from vitshap.game import ClassLike, Game, check_coalitions
-from vitshap.models import removal as ways
+from vitshap.models import removal as sessions
 from vitshap.models.base import Adapter, evaluating, fingerprint, net_device_dtype, unwrapped
 from vitshap.models.chunks import evaluate_rows, token_budget
 from vitshap.models.packed import EncodePacked, encode_packed
@@ -26,15 +26,15 @@ Output: TypeAlias = Literal["softmax", "sigmoid", "identity"]
 Evaluation: TypeAlias = Literal["packed", "full", "explicit"]
 Photo: TypeAlias = str | PathLike[str] | Image.Image | np.ndarray
 Images: TypeAlias = Tensor | Photo | Sequence[Photo]
-"""Tensors and float arrays are the net's input; PIL images, paths and uint8 arrays ``[H, W, 3]`` are photos."""
+"""Tensors and float arrays are the model's input; PIL images, paths and uint8 arrays ``[H, W, 3]`` are photos."""
 
 
 PER_COALITION = 4
-"""Tokens that might be computed in the time that a coalition takes whatever its size: a guess, on the small side."""
+"""Fixed cost of a coalition, whatever its size, in tokens: a low estimate."""
 
 
 class Prepared(NamedTuple):
-    """Images as the net takes them, and where each lies in its original."""
+    """Images as the model takes them, and the part of the original that each shows."""
 
     pixels: Tensor
     boxes: Tensor | None
@@ -42,7 +42,7 @@ class Prepared(NamedTuple):
 
 
 class ImageGame(Game):
-    """The game of a batch of images: embedded once, asked about any coalitions of their patches."""
+    """The game of a batch of images, which are embedded once and evaluated for any coalitions of their patches."""
 
     players: Players
 
@@ -56,7 +56,7 @@ class ImageGame(Game):
             session = model.open_session(prepared.pixels)
 
         def value(coalitions: Coalitions) -> Tensor:
-            if fast is not None and not self._at_an_end and (values := fast(coalitions)) is not None:
+            if fast is not None and not self._own_precision and (values := fast(coalitions)) is not None:
                 return values
             with torch.no_grad(), evaluating(model.net), model.adapter.ready():
                 return model.link(model.run_session(session, coalitions, players))
@@ -71,27 +71,27 @@ class ImageGame(Game):
             player_mask=None if bool(present.all()) else present.expand(len(prepared.pixels), -1),
         )
         self.class_names = model.class_names
-        self._at_an_end = False
+        self._own_precision = False
 
     def _end(self, member: bool) -> Tensor:
-        """The empty and the full coalition are evaluated in the net's own precision, whatever the others are."""
-        self._at_an_end = True
+        """Evaluate the empty or the full coalition, in the model's own precision whatever the others are."""
+        self._own_precision = True
         try:
             return super()._end(member)
         finally:
-            self._at_an_end = False
+            self._own_precision = False
 
     def as_shapiq(self, target: ClassLike, /, *, index: int = 0) -> ShapiqGame:
-        """Class ``target`` (number or name) of image ``index`` as a game of the shapiq package."""
+        """Return class ``target`` (number or name) of image ``index`` as a game of the shapiq package."""
         return as_shapiq(self, target, index=index)
 
 
 class MaskedModel(nn.Module):
-    """A net, what its players are, and how their patches are withheld. Made by ``vitshap.wrap``.
+    """A model, its players, and how their patches are withheld. Made by ``vitshap.wrap``.
 
     ``evaluation`` chooses how ``removal="attention"`` is computed: "packed" (the default: withheld tokens cost nothing),
     "full" (every token, fused attention with a mask) or "explicit" (every token, the mask in the scores). All three give
-    the same answers; the latter two are there to compare with.
+    the same values; the latter two serve for comparison.
     """
 
     reference: Tensor | None
@@ -116,14 +116,14 @@ class MaskedModel(nn.Module):
         self.output: Output = output
         self.preprocess = preprocess
         self.class_names = class_names
-        self.register_buffer("reference", reference, persistent=False)  # goes where the net goes
+        self.register_buffer("reference", reference, persistent=False)  # moves with the network
         self.classifier_fingerprint: str | None = None
-        """Of the net that this one was fine-tuned to stand for with missing patches; ``fit_surrogate`` sets it."""
+        """Fingerprint of the classifier that this model is the surrogate of; ``fit_surrogate`` sets it."""
         self.evaluation: Evaluation = "packed"
         self.max_tokens: int | None = None
-        """Tokens computed at once; None: by free memory. Shrinks by itself when memory runs out."""
+        """Tokens computed at once; None: by free memory. It is reduced after an out-of-memory error."""
         self._encode: EncodePacked = encode_packed
-        self.training = net.training  # not self.train(): the net keeps its mode, module by module
+        self.training = net.training  # not self.train(): every module keeps its mode
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -132,42 +132,42 @@ class MaskedModel(nn.Module):
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Height and width of the images that the net takes."""
+        """Height and width of the images that the model takes."""
         return self.adapter.image_size
 
     @property
     def num_players(self) -> int:
-        """Players of one image."""
+        """Number of players of one image."""
         return self.players.num_players
 
     @property
     def num_classes(self) -> int:
-        """Outputs of the net."""
+        """Number of outputs of the model."""
         return self.adapter.num_classes
 
     @property
     def device(self) -> torch.device:
-        """Where the net is."""
+        """Device of the model."""
         return net_device_dtype(self.net)[0]
 
     @property
     def same_null(self) -> bool:
         """Whether v(0), with every player withheld, is the same for all images.
 
-        It is not where some tokens belong to nobody and stay, where withheld tokens still count in the softmax's
-        denominator, and where patches of other images take their place.
+        It is not if some tokens belong to no player and are always kept, if withheld tokens still count in the
+        softmax's denominator, or if they are replaced by patches of other images.
         """
         return self.removal not in ("softmax", "random") and bool((self.players.labels >= 0).all())
 
     @property
     def unit(self) -> Literal["probability", "output"]:
-        """What the values of coalitions are."""
+        """Unit of the values of coalitions."""
         return "output" if self.output == "identity" else "probability"
 
     def forward(
         self, images: Images, coalitions: Coalitions | None = None, /, *, players: PlayersLike | None = None
     ) -> Tensor:
-        """Probabilities (or outputs): ``[B, K]`` of whole images, ``[B, S, K]`` of coalitions bool ``[B, S, d]``."""
+        """Return probabilities (or outputs): ``[B, K]`` of whole images, ``[B, S, K]`` of coalitions bool ``[B, S, d]``."""
         return self.link(self.logits(images, coalitions, players=players))
 
     def logits(
@@ -179,7 +179,7 @@ class MaskedModel(nn.Module):
         players: PlayersLike | None = None,
         finite: bool = True,
     ) -> Tensor:
-        """The same before the link; ``finite=False`` as in ``prepare``."""
+        """Return the logits, before the link function; ``finite=False`` as in ``prepare``."""
         pixels = self.prepare(images, finite=finite).pixels
         if coalitions is None:
             return self.adapter.predict(pixels)
@@ -194,7 +194,7 @@ class MaskedModel(nn.Module):
             return self.run_session(self.open_session(pixels), coalitions, who)
 
     def link(self, logits: Tensor) -> Tensor:
-        """From logits to the values that are explained, in float32."""
+        """Apply the link function to logits: the values that are explained, in float32."""
         logits = logits.float()
         if self.output == "softmax":
             return logits.softmax(-1)
@@ -203,19 +203,19 @@ class MaskedModel(nn.Module):
     def game(
         self, images: Images, /, *, players: PlayersLike | None = None, precision: Precision | None = None
     ) -> ImageGame:
-        """The game of these images: in evaluation mode, without gradients, patches embedded once.
+        """Return the game of these images: in evaluation mode, without gradients, with patches embedded once.
 
-        ``precision`` evaluates coalitions in another precision than the net's own ("auto": half on a GPU); values are
-        float32 whatever it is, and the empty and the full coalition are evaluated in the net's own.
+        ``precision`` evaluates coalitions in another precision than the model's own ("auto": half on a GPU); values are
+        always float32, and the empty and the full coalition are evaluated in the model's own precision.
         """
         prepared = self.prepare(images)
         return ImageGame(self, prepared, self._players(players, len(prepared.pixels)), precision)
 
     def prepare(self, images: Images, /, *, finite: bool = True) -> Prepared:
-        """The net's input: tensors are checked and never altered, PIL images and paths go through ``preprocess``.
+        """Return the model's input: tensors are checked and never altered, PIL images and paths are preprocessed.
 
-        So do uint8 arrays ``[H, W, 3]``; float arrays are the net's input, ``[3, H, W]`` or ``[B, 3, H, W]``. One image
-        may come without a batch. ``finite=False`` leaves out ``check_finite``, for which a GPU has to be waited for.
+        So are uint8 arrays ``[H, W, 3]``; float arrays are the model's input, ``[3, H, W]`` or ``[B, 3, H, W]``. A single
+        image may lack the batch dimension. ``finite=False`` skips ``check_finite``, which synchronises with a GPU.
         """
         if isinstance(images, np.ndarray) and not is_photo(images):
             images = from_array(images, self.adapter.channels, self.image_size)
@@ -230,11 +230,11 @@ class MaskedModel(nn.Module):
             return Prepared(images, None)
         if not is_photo(images):
             raise TypeError(
-                f"images are a tensor or an array, or PIL images or paths, one or a list; got {_said(images)}"
+                f"images are a tensor or an array, or PIL images or paths, one or a list; got {_kinds(images)}"
             )
         if self.preprocess is None:
             raise ValueError(
-                "this net does not say how to prepare photos: give wrap(..., preprocess=...) a function from a PIL image "
+                "this model does not define its preprocessing: give wrap(..., preprocess=...) a function from a PIL image "
                 "to a tensor, a transformers image processor, or a vitshap.models.Preprocess"
             )
         sources = list(images) if isinstance(images, Sequence) and not isinstance(images, str) else [images]
@@ -250,11 +250,11 @@ class MaskedModel(nn.Module):
         return Prepared(pixels, torch.tensor(boxes) if boxes else None)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the net's weights and buffers, their names and types: what a stored truth or bundle belongs to."""
+        """Return the SHA-256 of weights and buffers with names and types, which reference values and bundles refer to."""
         return fingerprint(unwrapped(self.net).state_dict())  # wrappers rename weights
 
     def evaluation_cost(self) -> Tensor:
-        """About what a coalition of each size costs, float64 ``[d + 1]``: as many tokens, where withheld ones are free."""
+        """Return the approximate cost of a coalition of each size, ``[d + 1]``, in tokens if withheld ones are free."""
         size = torch.arange(self.num_players + 1, dtype=torch.float64)
         if self.removal != "attention" or self.evaluation != "packed":
             return torch.ones_like(size)
@@ -266,25 +266,27 @@ class MaskedModel(nn.Module):
         options.setdefault("dynamic", True)
         self._encode = torch.compile(encode_packed, *args, **options)
 
-    def open_session(self, pixels: Tensor) -> ways.Session:
-        """Compute once what does not depend on the coalition."""
+    def open_session(self, pixels: Tensor) -> sessions.Session:
+        """Compute once per image what does not depend on the coalition."""
         adapter = self.adapter
         if self.removal == "attention":
             if self.evaluation == "packed":
-                return ways.AttentionSession(adapter, pixels, self._encode)
-            return (ways.FullLengthSession if self.evaluation == "full" else ways.ExplicitSession)(adapter, pixels)
+                return sessions.AttentionSession(adapter, pixels, self._encode)
+            return (sessions.FullLengthSession if self.evaluation == "full" else sessions.ExplicitSession)(
+                adapter, pixels
+            )
         if self.removal == "random":
-            assert self.reference is not None  # wrap saw to it
-            return ways.RandomSession(adapter, pixels, self.reference)
-        sessions: dict[str, Callable[[Adapter, Tensor], ways.Session]] = {
-            "softmax": ways.SoftmaxSession,
-            "embeddings": ways.EmbeddingsSession,
-            "pixels": ways.PixelsSession,
+            assert self.reference is not None  # wrap has checked it
+            return sessions.RandomSession(adapter, pixels, self.reference)
+        others: dict[str, Callable[[Adapter, Tensor], sessions.Session]] = {
+            "softmax": sessions.SoftmaxSession,
+            "embeddings": sessions.EmbeddingsSession,
+            "pixels": sessions.PixelsSession,
         }
-        return sessions[self.removal](adapter, pixels)
+        return others[self.removal](adapter, pixels)
 
-    def run_session(self, session: ways.Session, coalitions: Coalitions, players: Players) -> Tensor:
-        """Logits ``[B, S, K]``, in chunks that fit into memory."""
+    def run_session(self, session: sessions.Session, coalitions: Coalitions, players: Players) -> Tensor:
+        """Return logits ``[B, S, K]``, computed in chunks that fit into memory."""
         budget = self.max_tokens or token_budget(session.bytes_per_token, coalitions.device)
         return evaluate_rows(session, coalitions, players, budget, self._shrink)
 
@@ -298,26 +300,20 @@ class MaskedModel(nn.Module):
         return who
 
     def _check_pixels(self, pixels: Tensor) -> None:
-        device, dtype = net_device_dtype(self.net)
         expected = [self.adapter.channels, *self.image_size]
         if pixels.ndim != 4 or list(pixels.shape[1:]) != expected or len(pixels) == 0:
             raise ValueError(
                 f"images must be [B, {', '.join(map(str, expected))}], at least one; got {list(pixels.shape)}"
             )
-        if (pixels.dtype, pixels.device) != (dtype, device):
-            raise TypeError(
-                f"images are {pixels.dtype} on {pixels.device}, the model is {dtype} on {device}; "
-                "nothing is converted silently"
-            )
 
 
 def check_finite(pixels: Tensor) -> None:
-    """A clear complaint about NaN and infinity, which would otherwise spread over the whole image."""
+    """Raise ``ValueError`` for NaN and infinity, which would otherwise spread over the whole image."""
     if not bool(torch.isfinite(pixels).all()):
         raise ValueError("images contain pixels that are not finite (NaN or infinity)")
 
 
-def _said(images: object) -> str:
+def _kinds(images: object) -> str:
     if not isinstance(images, list | tuple):
         return type(images).__name__
     kinds = sorted({type(image).__name__ for image in images if not is_photo(image)})

@@ -1,8 +1,7 @@
-"""Evaluations in another precision than the net's own: half precision is several times as fast on a GPU.
+"""Evaluations in another precision than the model's own: half precision is several times as fast on a GPU.
 
-The net itself is never altered: a converted copy evaluates, and is kept for as long as the model lives and its weights
-stay as they are. float16 is eight times as exact as bfloat16 and as fast, but overflows above 65,504: where a net does so,
-bfloat16 takes its place.
+The model itself is never changed: a converted copy is evaluated, and kept as long as the model exists and its weights do
+not change. float16 is eight times as precise as bfloat16 and as fast, but overflows above 65,504: then bfloat16 is used.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,13 +23,13 @@ if TYPE_CHECKING:
     from vitshap.models.masked import MaskedModel
 
 Precision: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
-"""What evaluates coalitions. "auto": float16 for a float32 net on a GPU, bfloat16 where that overflows; everywhere else,
-and so always on a CPU, the net's own precision."""
+"""Precision of evaluations. "auto": float16 for a float32 model on a GPU, bfloat16 if that overflows; otherwise, and
+always on a CPU, the model's own precision."""
 
 
 @dataclass(eq=False)
 class _Copies:
-    """Converted copies of one model with these weights."""
+    """Converted copies of a model with these weights."""
 
     weights: tuple[object, ...]
     models: dict[torch.dtype, MaskedModel] = field(default_factory=dict)
@@ -41,7 +40,7 @@ _COPIES: WeakKeyDictionary[MaskedModel, _Copies] = WeakKeyDictionary()
 
 
 def converted(model: MaskedModel, dtype: torch.dtype) -> MaskedModel:
-    """A copy of the model in this precision, in evaluation mode."""
+    """Return a copy of the model in this precision, in evaluation mode."""
     made = copy.deepcopy(model).to(dtype).eval()
     if made.reference is not None:
         made.reference = made.reference.to(dtype)
@@ -49,9 +48,7 @@ def converted(model: MaskedModel, dtype: torch.dtype) -> MaskedModel:
 
 
 def precisions(model: MaskedModel, precision: Precision) -> tuple[torch.dtype, ...]:
-    """The precisions to try in this order; empty: the net's own."""
-    if precision not in get_args(Precision):
-        raise ValueError(f"precision is one of {', '.join(get_args(Precision))}; got {precision!r}")
+    """Return the precisions to try, in this order; empty: the model's own."""
     device, own = net_device_dtype(model.net)
     if precision == "auto":
         half = device.type == "cuda" and own == torch.float32 and not torch.is_autocast_enabled("cuda")
@@ -74,17 +71,17 @@ def precisions(model: MaskedModel, precision: Precision) -> tuple[torch.dtype, .
 
 
 class FastValues:
-    """Values ``[B, S, K]`` of coalitions ``[B, S, d]`` of these images, by a copy of the model in another precision."""
+    """Values ``[B, S, K]`` of coalitions ``[B, S, d]`` of these images, from a copy of the model in another precision."""
 
     def __init__(self, model: MaskedModel, pixels: Tensor, players: Players, precision: Precision) -> None:
-        """Nothing is copied before the first evaluation."""
+        """Set up; the model is copied at the first evaluation."""
         self._model, self._pixels, self._players = model, pixels, players
         self._automatic = precision == "auto"
         self._left = list(precisions(model, precision))
         self._open: tuple[MaskedModel, object] | None = None
 
     def __call__(self, coalitions: Coalitions) -> Tensor | None:
-        """None where the net's own precision is to be used."""
+        """Return values, or None where the model's own precision is to be used."""
         while self._left:
             dtype = self._left[0]
             try:
@@ -92,13 +89,13 @@ class FastValues:
             except (RuntimeError, TypeError) as error:
                 if not self._automatic or isinstance(error, torch.OutOfMemoryError):
                     raise
-                warnings.warn(f"this net cannot be evaluated in {dtype} ({error}): it is in float32", stacklevel=2)
+                warnings.warn(f"this model cannot be evaluated in {dtype} ({error}): float32 is used", stacklevel=2)
                 self._left.clear()
                 return None
             if bool(torch.isfinite(values).all()):
                 return values
             if not self._automatic:
-                raise ValueError(f'the net gives values that are not finite in {dtype}: give precision="float32"')
+                raise ValueError(f'the model has values that are not finite in {dtype}: give precision="float32"')
             _copies(self._model).overflowed.add(dtype)
             _copies(self._model).models.pop(dtype, None)
             self._left.pop(0)
@@ -116,7 +113,7 @@ class FastValues:
 
 
 def _kept(model: MaskedModel, dtype: torch.dtype) -> MaskedModel:
-    """The copy of this precision: made when it is first needed, and anew when weights have changed."""
+    """Return the copy of this precision, which is made when it is first needed and after the weights have changed."""
     copies = _copies(model)
     if dtype not in copies.models:
         copies.models[dtype] = converted(model, dtype)
@@ -135,7 +132,7 @@ def _copies(model: MaskedModel) -> _Copies:
 
 
 def _weights(model: MaskedModel) -> tuple[object, ...]:
-    """Changes whenever a weight does: where tensors lie, how often they were written to, and their sums."""
+    """Return a key that changes whenever a weight does: addresses, versions and sums of the tensors."""
     tensors = [tensor.detach() for tensor in (*model.net.parameters(), *model.net.buffers())]
     sums = torch.stack([tensor.sum(dtype=torch.float64) for tensor in tensors]).tolist()
     versions = [None if tensor.is_inference() else tensor._version for tensor in tensors]

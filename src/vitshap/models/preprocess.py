@@ -1,7 +1,7 @@
-"""From a photo to the tensor that a net wants: resize, crop, scale, normalise, and where the crop lies in the photo.
+"""Preprocessing of photos: resize, crop, scale, normalise; and the position of the crop in the photo.
 
-Written on PIL and numpy alone, so that it works where torchvision does not (beside a CPU-only torch), and so that
-explanations can be drawn back onto the original image (``box``). Results equal timm's own transform pixel by pixel.
+It needs PIL and numpy only, so that it works where torchvision does not (beside a CPU-only torch), and so that explanations
+can be drawn onto the original image (``box``). Results equal those of timm's own transform pixel by pixel.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _RESAMPLE = {
 
 
 _MOST_PIXELS = 1 << 25
-"""Of an image that is resized whole before it is cut."""
+"""Largest image, in pixels, that is resized as a whole before it is cropped."""
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Resize so that the image covers ``resize``, cut ``size`` out of the centre, scale to 0..1, normalise."""
+    """Resize the image to cover ``resize``, crop ``size`` from the centre, scale to 0..1, normalise."""
 
     size: tuple[int, int]
-    """Height and width that the net takes."""
+    """Height and width that the model takes."""
     resize: tuple[int, int]
-    """Height and width that the image is resized to cover (or squashed to)."""
+    """Height and width that the image is resized to cover (or squashed to, without keeping the aspect ratio)."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
     interpolation: str = "bicubic"
     squash: bool = False
-    """Resize to exactly ``resize``, giving up the aspect ratio."""
+    """Resize to exactly ``resize``, ignoring the aspect ratio."""
 
     def __post_init__(self) -> None:
         if problem := next(self._problems(), None):
@@ -66,7 +66,7 @@ class Preprocess:
                 yield f"{name} is a height and a width in pixels, got {sides}"
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """Pixels ``[C, H, W]``, float32."""
+        """Return pixels ``[C, H, W]``, float32."""
         image = eight_bit(image, channels=len(self.mean))
         image = self._view(image)
         pixels = torch.from_numpy(np.array(image, dtype=np.uint8)).view(*self.size, len(self.mean)).permute(2, 0, 1)
@@ -74,19 +74,19 @@ class Preprocess:
         return (pixels.float() / 255 - mean) / std
 
     def _view(self, image: Image.Image) -> Image.Image:
-        """Resized and cut, as the net sees it."""
+        """Return the image resized and cropped."""
         height, width = self._resized(image.height, image.width)
         top, left = self._corner(height, width)
         edges = (left, top, left + self.size[1], top + self.size[0])
         if height * width <= _MOST_PIXELS:
             return image.resize((width, height), _RESAMPLE[self.interpolation]).crop(edges)
-        # A line of pixels, resized to the net's height, would be gigabytes long: only what is seen of it is resized.
+        # A very long image would need gigabytes when resized as a whole: only the crop is resized.
         across, down = image.width / width, image.height / height
         seen = (edges[0] * across, edges[1] * down, edges[2] * across, edges[3] * down)
         return image.resize(self.size[::-1], _RESAMPLE[self.interpolation], box=seen)
 
     def box(self, image: Image.Image) -> tuple[float, float, float, float]:
-        """Left, top, right and bottom of the net's view, in pixels of the (upright) image."""
+        """Return left, top, right and bottom of the crop, in pixels of the (upright) image."""
         image = ImageOps.exif_transpose(image)
         height, width = self._resized(image.height, image.width)
         top, left = self._corner(height, width)
@@ -94,7 +94,7 @@ class Preprocess:
         return left * across, top * down, (left + self.size[1]) * across, (top + self.size[0]) * down
 
     def denormalised(self, pixels: Tensor) -> Tensor:
-        """Undo the normalisation: pixels in 0..1 for drawing."""
+        """Return pixels in 0..1, for drawing: the inverse of the normalisation."""
         shape = (-1, 1, 1)
         mean, std = pixels.new_tensor(self.mean).view(shape), pixels.new_tensor(self.std).view(shape)
         return (pixels * std + mean).clamp(0, 1)
@@ -102,7 +102,7 @@ class Preprocess:
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         if self.squash:
             return self.resize
-        # int(), not round(): what torchvision's Resize does to the longer side
+        # int(), not round(): as torchvision's Resize does for the longer side
         if self.resize[0] * width <= self.resize[1] * height:
             return int(self.resize[1] * height / width), self.resize[1]
         return self.resize[0], int(self.resize[0] * width / height)
@@ -112,7 +112,7 @@ class Preprocess:
 
     @classmethod
     def from_timm(cls, net: Any, size: tuple[int, int]) -> Preprocess | None:
-        """What timm's data configuration of this net says."""
+        """Return the preprocessing of timm's data configuration; None if it cannot be represented."""
         from timm.data import resolve_model_data_config
 
         config = resolve_model_data_config(net)
@@ -124,7 +124,7 @@ class Preprocess:
 
     @classmethod
     def from_image_processor(cls, processor: Any, size: tuple[int, int]) -> Preprocess:
-        """What a transformers image processor says."""
+        """Return the preprocessing of a transformers image processor."""
         wanted = dict(processor.size)
         crops = bool(getattr(processor, "do_center_crop", False))
         squash = "shortest_edge" not in wanted
@@ -183,7 +183,7 @@ def read_processor(name: str, wanted: tuple[int, int] | None, usual: tuple[int, 
     try:
         stored = read_json(Path(cached_file(os.path.expanduser(name), "preprocessor_config.json")))
         stored = {key: value for key, value in stored.items() if value is not None}
-    except (OSError, TypeError, ValueError, AttributeError):
+    except (OSError, TypeError, AttributeError):  # a damaged file is an error, a missing one is not
         warnings.warn(
             f"{name} does not say how it wants its images: mean and standard deviation 0.5 are used", stacklevel=2
         )
@@ -235,18 +235,18 @@ def _numbers(given: Any) -> list[float]:
 
 @contextmanager
 def open_image(source: str | PathLike[str] | Image.Image | np.ndarray) -> Iterator[Image.Image]:
-    """A PIL image from a path or an array, or the image itself; what was opened here is closed afterwards."""
+    """Open a path or an array as a PIL image, or pass an image on; close afterwards what was opened here."""
     if isinstance(source, Image.Image):
         yield source
         return
     if not isinstance(source, np.ndarray) and os.path.exists(source) and not os.path.isfile(source):
-        raise OSError(f"{os.fspath(source)} is not a regular file")  # a pipe that nobody writes to never ends
+        raise OSError(f"{os.fspath(source)} is not a regular file")  # reading from a pipe could block for ever
     with Image.fromarray(source) if isinstance(source, np.ndarray) else Image.open(source) as opened:
         yield opened
 
 
 def is_photo(source: object) -> bool:
-    """Whether this needs preprocessing: a PIL image, a path, a uint8 array ``[H, W]`` or ``[H, W, 3 or 4]``, or a
+    """Return whether this needs preprocessing: a PIL image, a path, a uint8 array ``[H, W]`` or ``[H, W, 3 or 4]``, or a
     sequence of them."""
     if isinstance(source, Image.Image | str | PathLike):
         return True
@@ -257,26 +257,24 @@ def is_photo(source: object) -> bool:
 
 
 def from_array(array: np.ndarray, channels: int, size: tuple[int, int]) -> Tensor | list[np.ndarray]:
-    """An array that is no single photo: floats ``[(B,) C, H, W]`` are a net's input, uint8 ``[B, H, W, 3]`` photos."""
-    net_input = f"the net's own input is float {[channels, *size]}, with or without a batch"
+    """Convert an array that is not one photo: floats ``[(B,) C, H, W]`` are model input, uint8 ``[B, H, W, 3]`` photos."""
+    net_input = f"the model's own input is float {[channels, *size]}, with or without a batch"
     if array.dtype == np.uint8 and array.ndim == 4 and len(array) and is_photo(array[0]):
         return list(array)
-    if np.issubdtype(array.dtype, np.floating):
-        if list(array.shape[-3:]) == [channels, *size]:
-            return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
-        if array.ndim in (3, 4) and array.shape[-1] in (1, 3):
-            raise ValueError(
-                f"a float array {list(array.shape)} may be in 0 to 1, in 0 to 255 or normalised: give a photo as uint8 "
-                f"[H, W, 3]; {net_input}"
-            )
-    raise ValueError(f"an array is a photo, uint8 [H, W, 3]; {net_input}; got {array.dtype} {list(array.shape)}")
+    floating = np.issubdtype(array.dtype, np.floating)
+    if floating and list(array.shape[-3:]) == [channels, *size]:
+        return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
+    why = (
+        "; floats may be in 0 to 1, in 0 to 255 or normalised" if floating and array.shape[-1:] in ((1,), (3,)) else ""
+    )
+    raise ValueError(f"an array is a photo, uint8 [H, W, 3]; {net_input}; got {array.dtype} {list(array.shape)}{why}")
 
 
 def eight_bit(image: Image.Image, *, channels: int = 3) -> Image.Image:
-    """An image of any mode, upright, in mode L (1 channel) or RGB (3); what is transparent becomes white.
+    """Return an image of any mode upright, in mode L (1 channel) or RGB (3), with transparency on white.
 
-    PIL's plain ``convert`` clips 16-bit radiographs to white, drops transparency (leaving whatever colour was hidden under
-    it) and ignores how the camera was held.
+    PIL's plain ``convert`` clips 16-bit radiographs to white, drops transparency (showing the colour hidden under it) and
+    ignores the EXIF orientation.
     """
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I") or image.mode == "F":
@@ -289,11 +287,11 @@ def eight_bit(image: Image.Image, *, channels: int = 3) -> Image.Image:
 
 
 def _scaled_to_eight_bit(image: Image.Image) -> Image.Image:
-    """A deep grey image by its full scale: 16-bit files are divided by 257, float ones in 0..1 multiplied by 255."""
+    """Scale a grey image of more than 8 bits by its full range: 16-bit files by 1/257, floats in 0..1 by 255."""
     values = np.asarray(image, dtype=np.float64)
     if image.mode.startswith("I;16"):
         full = 65535.0
-    else:  # 32-bit whole numbers or floats: the file does not say what white is
+    else:  # 32-bit integers or floats: the file does not define the value of white
         scales = (1.0, 255.0, 65535.0) if image.mode == "F" else (255.0, 65535.0)
         greatest = float(np.nanmax(values, initial=0.0))
         full = next((scale for scale in scales if greatest <= scale), greatest)

@@ -1,14 +1,14 @@
-"""Every way to withhold a patch, under one name each and behind one call.
+"""The removal methods: how patches are withheld.
 
-A way to withhold is a ``Session``: opened on a batch of images (so that what can be computed once per image is), it
-turns rows (which patches of which image to keep) into logits.
+Each is a ``Session``: it is opened on a batch of images, computes once per image what does not depend on the coalition,
+and turns rows (which patches of which image to keep) into logits.
 
 ==============  =========================================================================================
-``attention``   withheld tokens are kept out of attention in every layer: the same as dropping them
+``attention``   withheld tokens are masked out of attention in every layer: equal to dropping them
 ``softmax``     attention weights of withheld tokens are zeroed after the softmax
-``pixels``      withheld pixels are set to zero in the net's (normalised) input; works with any net
+``pixels``      withheld pixels are set to zero in the (normalised) input; works with any model
 ``embeddings``  withheld patch embeddings are set to zero before positions are added
-``random``      withheld patches are replaced by patches at the same place in images of a reference batch
+``random``      withheld patches are replaced by those at the same position in images of a reference batch
 ==============  =========================================================================================
 """
 
@@ -34,11 +34,11 @@ from vitshap.models.packed import EncodePacked, Rows, encode_packed, run_bucket,
 Removal: TypeAlias = Literal["attention", "softmax", "pixels", "embeddings", "random"]
 REMOVALS: tuple[str, ...] = get_args(Removal)
 NEEDS_NO_MASK = ("pixels", "random")
-"""Ways that only change the input, and so work with any net."""
+"""Removal methods that only change the input, and so work with any model."""
 
 
 class Session(Protocol):
-    """A batch of images, ready to be asked about subsets of their patches."""
+    """A batch of images, ready to be evaluated on subsets of their patches."""
 
     @property
     def sort_by_length(self) -> bool:
@@ -46,17 +46,17 @@ class Session(Protocol):
 
     @property
     def bytes_per_token(self) -> int:
-        """A rough upper bound of what inference holds in memory for each token."""
+        """A rough upper bound of the memory that inference needs for each token."""
 
     def lengths(self, keep: Tensor) -> Tensor:
-        """Tokens that each row costs, int64 ``[n]``."""
+        """Return the number of tokens that each row costs, int64 ``[n]``."""
 
     def run(self, rows: Rows) -> Tensor:
-        """Logits ``[n, K]``."""
+        """Return logits ``[n, K]``."""
 
 
 class AttentionSession:
-    """Withheld tokens are not computed: packed end to end where the device can, else in buckets of similar size."""
+    """Withheld tokens are not computed: kept ones are packed where the device supports it, else in similar-size buckets."""
 
     def __init__(self, adapter: Adapter, images: Tensor, encode: EncodePacked = encode_packed) -> None:
         self.adapter, self.encode = adapter, encode
@@ -64,7 +64,7 @@ class AttentionSession:
 
     @property
     def packs(self) -> bool:
-        """Whether tokens are packed end to end; asked at every run, for autocast may have been switched since."""
+        """Whether tokens are packed; determined at every run, for autocast may have been switched in between."""
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else self.table.dtype
         return has_variable_length(self.table.device, dtype) and not self.adapter.has_bias
 
@@ -86,7 +86,7 @@ class AttentionSession:
 
 
 class FullLengthSession:
-    """Every token is computed and withheld ones are masked: the reference for ``AttentionSession``, and the costly way."""
+    """Every token is computed and withheld ones are masked: the slower reference for ``AttentionSession``."""
 
     sort_by_length = False
     attend: type[KeysOnly] = KeysOnly
@@ -98,7 +98,7 @@ class FullLengthSession:
 
     @property
     def bytes_per_token(self) -> int:
-        # Scores of every head to every token, a few times over; heads are rarely narrower than 64.
+        # Several copies of the scores of every head to every token; heads are rarely narrower than 64.
         heads = -(-self.table.shape[2] // 64)
         return _block_bytes(self.table) + 4 * heads * self.table.shape[1] * self.table.element_size()
 
@@ -111,7 +111,7 @@ class FullLengthSession:
         return self.finish(AttentionOverride(attend), self.table[rows.image], present)
 
     def finish(self, override: AttentionOverride, tokens: Tensor, present: Tensor) -> Tensor:
-        """Encode under this override and read out what is present."""
+        """Encode under this override and compute logits from the tokens that are present."""
         adapter = self.adapter
         with override:
             tokens = adapter.encode(tokens, self.positions)
@@ -121,13 +121,13 @@ class FullLengthSession:
 
 
 class ExplicitSession(FullLengthSession):
-    """The same with the mask written into the scores, as the paper describes it and its authors did it."""
+    """The same with the mask added to the scores, as in the paper and its authors' code."""
 
     attend = KeysOnlyExplicit
 
 
 class SoftmaxSession(FullLengthSession):
-    """Withheld tokens are computed, and lose their attention weight after the softmax."""
+    """Withheld tokens are computed, and their attention weights are set to zero after the softmax."""
 
     def run(self, rows: Rows) -> Tensor:
         present = F.pad(rows.keep, (self.adapter.prefix, 0), value=True)
@@ -135,13 +135,13 @@ class SoftmaxSession(FullLengthSession):
 
 
 class EmbeddingsSession(FullLengthSession):
-    """Withheld patches have the embedding zero, plus their position."""
+    """Withheld patches have a zero embedding plus their position."""
 
     def __init__(self, adapter: Adapter, images: Tensor) -> None:
         super().__init__(adapter, images)
         handle = adapter.patch_embedding.register_forward_hook(lambda module, args, output: torch.zeros_like(output))
         try:
-            # After the patch embedding every step is token by token, so one blank image serves all.
+            # After the patch embedding every step is token by token, so one blank image is enough.
             self.blank = adapter.embed(images[:1])
         finally:
             handle.remove()
@@ -154,7 +154,7 @@ class EmbeddingsSession(FullLengthSession):
 
 
 class PixelsSession:
-    """Withheld pixels are zero in the net's input."""
+    """Withheld pixels are zero in the model's input."""
 
     sort_by_length = False
 
@@ -163,7 +163,7 @@ class PixelsSession:
 
     @property
     def bytes_per_token(self) -> int:
-        # The net is not known from here: as many bytes as a wide ViT needs, and the pixels three times.
+        # The architecture is unknown here: as many bytes as a wide ViT needs, and the pixels three times.
         tokens = self.adapter.grid[0] * self.adapter.grid[1]
         return self.images.element_size() * (16 * 1024 + 3 * self.images[0].numel() // tokens)
 
@@ -176,7 +176,7 @@ class PixelsSession:
         )
 
     def replaced(self, rows: Rows, instead: Tensor) -> Tensor:
-        """The rows' images with withheld pixels taken from ``instead``."""
+        """Return the rows' images with withheld pixels taken from ``instead``."""
         height, width = self.images.shape[-2:]
         down, across = self.adapter.grid
         kept = rows.keep.view(-1, 1, down, across)
@@ -187,8 +187,8 @@ class PixelsSession:
 class RandomSession(PixelsSession):
     """Withheld patches come from images of a reference batch.
 
-    Which reference image fills which patch is a hash of the image's pixels, the coalition and the patch: the same
-    question always gets the same answer, whatever else is in the batch.
+    Which reference image fills which patch is a hash of the image's pixels, the coalition and the patch: the value of a
+    coalition does not depend on the rest of the batch.
     """
 
     def __init__(self, adapter: Adapter, images: Tensor, reference: Tensor) -> None:
@@ -214,10 +214,10 @@ class RandomSession(PixelsSession):
 
 
 def _block_bytes(table: Tensor) -> int:
-    """Bytes per token within a block: about 16 arrays of a token's width (input, residual, qkv, hidden layer twice)."""
+    """Return the bytes per token in a block: about 16 of a token's width (input, residual, qkv, hidden layer twice)."""
     return 16 * table.shape[-1] * table.element_size()
 
 
 def _odd_numbers(n: int, device: torch.device) -> Tensor:
-    """Fixed pseudo-random odd multipliers for hashing."""
+    """Return fixed pseudo-random odd multipliers for hashing."""
     return mixed(torch.arange(1, n + 1, device=device)) | 1

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
@@ -39,7 +38,7 @@ CONFIG, CARD = "config.json", "README.md"
 SURROGATE, EXPLAINER, CLASSIFIER = "surrogate.safetensors", "explainer.safetensors", "classifier.safetensors"
 QUALITY_LEVELS = 8
 MOST_PIXELS = 1 << 24
-"""Of the images that a stored model takes; v(0) is evaluated when it is loaded."""
+"""Largest image size of a stored model, in pixels: v(0) is evaluated when it is loaded."""
 
 
 class BundleError(ValueError):
@@ -47,7 +46,7 @@ class BundleError(ValueError):
 
 
 def shipped() -> list[str]:
-    """Names of the bundles that come with this package."""
+    """Return the names of the bundles in this package."""
     place = _shipped_folder()
     return sorted(path.parent.name for path in place.glob(f"*/{CONFIG}")) if place.is_dir() else []
 
@@ -70,7 +69,7 @@ def find(name: str | os.PathLike[str]) -> Path:
 
 
 def is_bundle(name: str) -> bool:
-    """Whether this names a bundle on this machine."""
+    """Return whether this is the name or folder of a local bundle."""
     path = Path(os.path.expanduser(name)) / CONFIG
     if name in shipped():
         return True
@@ -82,23 +81,25 @@ def is_bundle(name: str) -> bool:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the configuration of a bundle, of a version that is known here."""
-    if not (folder / CONFIG).is_file():
-        raise BundleError(f"{folder} holds no bundle: {CONFIG} is missing or not a regular file")
-    try:
-        config = read_json(folder / CONFIG)
-    except (OSError, ValueError) as error:
-        raise BundleError(first_line(error)) from error
-    if problem := next(_config_problems(folder, config), None):
+    """Read and check the configuration of a bundle."""
+    config: dict[str, Any] = {}
+    problem: str | None = f"{folder} holds no bundle: {CONFIG} is missing or not a regular file"
+    if (folder / CONFIG).is_file():
+        try:
+            config = read_json(folder / CONFIG)
+            problem = next(_config_problems(folder, config), None)
+        except (OSError, ValueError) as error:
+            problem = first_line(error)
+    if problem is not None:
         raise BundleError(problem)
-    return config  # type: ignore[no-any-return]
+    return config
 
 
 def _config_problems(folder: Path, config: Any) -> Iterator[str]:
     given = config if isinstance(config, dict) else {}
     if (kind := given.get("format")) != FORMAT:
         what = given.get("architectures") or given.get("model_type") or kind or "something else"
-        yield f"{folder} is no vitshap bundle: its {CONFIG} is of {what}"
+        yield f"{folder} is not a vitshap bundle: its {CONFIG} is of {what}"
     version = given.get("version")
     if not isinstance(version, int) or version < 1:
         yield f"{folder / CONFIG} has no format version, got {version!r}"
@@ -110,18 +111,16 @@ def _config_problems(folder: Path, config: Any) -> Iterator[str]:
 
 
 def read_checked(folder: Path, file: str, config: dict[str, Any]) -> dict[str, Tensor]:
-    """Read the tensors of one of the three files after its hash was found right."""
+    """Read the tensors of one of the three files after checking its hash."""
     path, hashes = folder / file, config.get("sha256")
     expected = hashes.get(file) if isinstance(hashes, dict) else None
-    if not path.is_file():  # reading a pipe or a device might never end
-        raise BundleError(f"{path} is missing or not a regular file")
-    try:
-        data = path.read_bytes()  # once: what is hashed is what is used
-        if (got := hashlib.sha256(data).hexdigest()) != expected:
-            raise BundleError(f"{path} is damaged: its SHA-256 is {got[:12]}..., expected {str(expected)[:12]}...")
-        return load(data)
-    except (OSError, SafetensorError) as error:
-        raise BundleError(f"{path} cannot be read as safetensors: {first_line(error)}") from error
+    regular = path.is_file()  # reading a pipe or a device might never end
+    data = path.read_bytes() if regular else b""  # read once, so that the bytes used are the bytes checked
+    got = hashlib.sha256(data).hexdigest()
+    if got != expected:
+        why = f"is damaged: its SHA-256 is {got[:12]}..., expected {str(expected)[:12]}..."
+        raise BundleError(f"{path} {why if regular else 'is missing or not a regular file'}")
+    return load(data)
 
 
 def load_surrogate(name: str | os.PathLike[str]) -> MaskedModel:
@@ -136,13 +135,13 @@ def load_surrogate(name: str | os.PathLike[str]) -> MaskedModel:
 
 @contextmanager
 def as_bundle_error(folder: Path) -> Iterator[None]:
-    """Within, whatever a configuration can be wrong in (an absent entry, a type, an unknown class) is a ``BundleError``."""
+    """Convert the errors of a wrong configuration (a missing entry, a wrong type, an unknown class) to ``BundleError``."""
     try:
-        with torch.random.fork_rng(devices=[]):  # weights are drawn and replaced: the caller's random numbers go on
+        with torch.random.fork_rng(devices=[]):  # drawing weights must not change the caller's random state
             yield
     except BundleError:
         raise
-    except Exception as error:  # libraries that build networks have errors of their own
+    except Exception as error:  # libraries raise errors of many types while building networks
         what = f"there is no entry {error}" if isinstance(error, KeyError) else first_line(error)
         raise BundleError(f"what {folder} describes cannot be built: {what}") from error
 
@@ -152,7 +151,7 @@ def describe_model(model: MaskedModel) -> dict[str, Any]:
     players, preprocess = model.players, model.preprocess
     if model.removal == "random" or players.per_image:
         what = 'removal="random"' if model.removal == "random" else "players that differ between images"
-        raise BundleError(f"{what} cannot be stored in a bundle: wrap the network otherwise")
+        raise BundleError(f"{what} cannot be stored in a bundle: wrap the network with other options")
     if preprocess is not None and not isinstance(preprocess, Preprocess):
         warnings.warn(
             "preprocess is a function and cannot be stored: the loaded explainer takes tensors, not photos "
@@ -160,10 +159,6 @@ def describe_model(model: MaskedModel) -> dict[str, Any]:
             stacklevel=4,
         )
         preprocess = None
-    try:
-        net = describe(unwrapped(model.net))
-    except ValueError as error:
-        raise BundleError(first_line(error)) from error
     plain = torch.equal(players.labels.cpu(), patches(model.grid).labels)
     wrapping = {
         "output": model.output,
@@ -173,13 +168,13 @@ def describe_model(model: MaskedModel) -> dict[str, Any]:
         "preprocess": None if preprocess is None else dataclasses.asdict(preprocess),
         "class_names": model.class_names,
     }
-    return {"net": net, "wrap": wrapping, "fingerprint": model.fingerprint()}
+    return {"net": describe(unwrapped(model.net)), "wrap": wrapping, "fingerprint": model.fingerprint()}
 
 
 def rebuild_model(folder: Path, file: str, entry: dict[str, Any], config: dict[str, Any]) -> MaskedModel:
     """Build the model that ``describe_model`` described, with the weights of ``file``."""
     tensors = read_checked(folder, file, config)
-    # Before anything of that size is built: a description may claim any size, the tensors are there.
+    # Before anything is allocated: a description may claim any size, but the tensors are known.
     check_fit(shapes(entry["net"], most_blocks=len(tensors)), tensors, set(), folder / file)
     given = entry["wrap"]
     if problem := next(_wrap_problems(given), None):
@@ -193,9 +188,9 @@ def rebuild_model(folder: Path, file: str, entry: dict[str, Any], config: dict[s
         image_size=pair(given["image_size"]),
         players=given["players"] if given["players"] == "patch" else torch.tensor(given["players"]),
         class_names=given["class_names"],
-        check=False,  # it was checked when it was wrapped first
+        check=False,  # it was checked when it was first wrapped
     )
-    # Not by wrap, for which None means what the network itself says.
+    # Set after wrap, for which None means the network's own names and preprocessing.
     model.class_names = given["class_names"]
     fields = given["preprocess"]
     model.preprocess = None if fields is None else Preprocess(**tuples(fields))
@@ -232,7 +227,7 @@ def copied(module: nn.Module, state: Mapping[str, Tensor] | None = None, *, half
             copy = copy.half()
             if not bool(copy.isfinite().all()):
                 raise BundleError(f"{name} has values that 16 bits cannot hold: save with half=False")
-        copies[name] = copy.contiguous().clone()  # safetensors takes no shared memory
+        copies[name] = copy.contiguous().clone()  # safetensors refuses tensors that share memory
     return copies
 
 
@@ -244,7 +239,7 @@ def fill(module: nn.Module, tensors: dict[str, Tensor], may_lack: set[str], file
 
 
 def check_fit(own: Mapping[str, list[int]], tensors: Mapping[str, Tensor], may_lack: set[str], file: Path) -> None:
-    """Compare ``tensors`` with the shapes that a network has, name by name."""
+    """Raise ``BundleError`` unless ``tensors`` have the names and shapes of a network."""
     problems = [f"{name} is unexpected" for name in tensors if name not in own]
     problems += [f"{name} is missing" for name in own if name not in tensors and name not in may_lack]
     problems += [
@@ -269,7 +264,7 @@ def tuples(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_shallow(value: Any, levels: int) -> bool:
-    """Whether lists and groups are nested at most so deeply."""
+    """Return whether lists and mappings are nested at most ``levels`` deep."""
     if not isinstance(value, dict | list):
         return True
     return levels > 0 and all(

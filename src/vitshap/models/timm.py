@@ -1,4 +1,4 @@
-"""timm's plain vision transformers: ViT, DeiT (plain, distilled), DeiT3, CLIP, DINOv2, SigLIP, EVA and its kin."""
+"""Adapters for timm's plain vision transformers: ViT, DeiT (plain, distilled), DeiT3, CLIP, DINOv2, SigLIP, EVA."""
 
 from __future__ import annotations
 
@@ -26,19 +26,40 @@ IMAGENET = 1000
 
 
 def adapter_for(net: Any, image_size: tuple[int, int] | None) -> Adapter:
-    """The adapter for a timm net, or ``CannotMask``."""
+    """Return the adapter for a timm model, or raise ``CannotMask``."""
+    from timm.models.eva import Eva
+
+    if obstacle := next(_obstacles(net), None):
+        raise CannotMask(net, obstacle)
+    return (TimmEva if isinstance(net, Eva) else TimmViT)(net, image_size)
+
+
+def _obstacles(net: Any) -> Iterator[str]:
+    from timm.layers import PatchEmbed
     from timm.models.eva import Eva
     from timm.models.vision_transformer import VisionTransformer
 
-    if isinstance(net, Eva):
-        return TimmEva(net, image_size)
-    if isinstance(net, VisionTransformer):
-        return TimmViT(net, image_size)
-    raise CannotMask(net, "it is not a plain vision transformer, so its layers mix patches before or besides attention")
+    if not isinstance(net, Eva | VisionTransformer):
+        yield "it is not a plain vision transformer, so its layers mix patches outside of attention"
+    if not isinstance(net.patch_embed, PatchEmbed):
+        yield f"its stem ({type(net.patch_embed).__name__}) mixes neighbouring patches by convolution"
+    pool = _pooling(net)
+    if net.num_classes == 0 or not pool:
+        yield "it has no classification head (num_classes=0 or no pooling)"
+    if pool not in ("token", "avg", "max", "avgmax", "map"):
+        yield f'there is no masked version of its pooling "{pool}"'
+    if pool == "map" and getattr(net.attn_pool, "pos_embed", None) is not None:
+        yield "its attention pooling adds positions of its own"
+    if getattr(getattr(net, "patch_drop", None), "prob", 0) > 0:
+        yield "it drops patches at random (patch_drop_rate); create it without"
+
+
+def _pooling(net: Any) -> str:
+    return "token" if hasattr(net, "head_dist") else str(net.global_pool or "")
 
 
 def imagenet_names(net: Any) -> list[str] | None:
-    """timm's nets of 1,000 classes are ImageNet's, and timm knows what these are called; None for other nets."""
+    """Return ImageNet's class names for timm's models of 1,000 classes; None for other models."""
     if getattr(net, "num_classes", None) != IMAGENET:
         return None
     from timm.data import ImageNetInfo
@@ -54,11 +75,8 @@ class TimmViT(Adapter):
 
     def __init__(self, net: Any, image_size: tuple[int, int] | None) -> None:
         self.net = self._net = net
-        self.distilled = hasattr(net, "head_dist")
-        self.pool: str = "token" if self.distilled else net.global_pool
+        self.pool = _pooling(net)
         self.reads_patches = self.pool != "token"
-        if obstacle := next(self._obstacles(), None):
-            raise CannotMask(net, obstacle)
         embedding = net.patch_embed
         own = pair(embedding.img_size)
         self.image_size = image_size or own
@@ -68,21 +86,6 @@ class TimmViT(Adapter):
         self.prefix = net.num_prefix_tokens
         self.channels = embedding.proj.in_channels
         self.num_classes = net.num_classes
-
-    def _obstacles(self) -> Iterator[str]:
-        from timm.layers import PatchEmbed
-
-        net = self._net
-        if not isinstance(net.patch_embed, PatchEmbed):
-            yield f"its stem ({type(net.patch_embed).__name__}) mixes neighbouring patches by convolution"
-        if net.num_classes == 0 or not self.pool:
-            yield "it has no classification head (num_classes=0 or no pooling)"
-        if self.pool not in ("token", "avg", "max", "avgmax", "map"):
-            yield f'it is not known how to restrict its pooling "{self.pool}" to kept patches'
-        if self.pool == "map" and getattr(net.attn_pool, "pos_embed", None) is not None:
-            yield "its attention pooling adds positions of its own"
-        if getattr(getattr(net, "patch_drop", None), "prob", 0) > 0:
-            yield "it drops patches at random itself (patch_drop_rate); create it without"
 
     @property
     def patch_embedding(self) -> nn.Module:
@@ -113,7 +116,7 @@ class TimmViT(Adapter):
         return logits
 
     def _pooled(self, tokens: Tensor, valid: Tensor) -> Tensor:
-        """timm's own head, given kept tokens alone: by a key mask, or as one token that is their mean."""
+        """Apply timm's own head to kept tokens only: with a key mask, or to their mean as a single token."""
         net, with_prefix = self._net, getattr(self._net, "pool_include_prefix", self.pool == "map")
         start = 0 if with_prefix else self.prefix
         patches, kept = tokens[:, start:], valid[:, start:]
@@ -127,7 +130,7 @@ class TimmViT(Adapter):
             pooled = masked_max(patches, kept)
         else:
             pooled = (masked_mean(patches, kept) + masked_max(patches, kept)) / 2
-        # Any of timm's poolings of equal tokens gives that token.
+        # All of timm's poolings of equal tokens return that token.
         logits = net.forward_head(pooled[:, None].expand(-1, self.prefix + 1, -1))
         return logits
 
@@ -145,7 +148,7 @@ class TimmViT(Adapter):
 
 
 class TimmEva(TimmViT):
-    """``timm.models.eva.Eva``: rotary positions, which follow each kept token to where it is packed."""
+    """``timm.models.eva.Eva``: with rotary positions, which are gathered with the kept tokens."""
 
     def embed(self, images: Tensor) -> Tensor:
         tokens, _ = self._net._pos_embed(self._net.patch_embed(images))
@@ -159,7 +162,7 @@ class TimmEva(TimmViT):
         return tokens
 
     def _rotations(self, positions: Tensor) -> Tensor | None:
-        """Rotation of each token but the first ``prefix``: ``[n, 1 or H, L - prefix, c]``, by layer if layers differ."""
+        """Return the rotation of each patch token, ``[n, 1 or H, L - prefix, c]``, per layer if layers differ."""
         rope = self._net.rope
         if rope is None:
             return None

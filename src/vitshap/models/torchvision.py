@@ -1,4 +1,4 @@
-"""torchvision's vision transformer."""
+"""The adapter for torchvision's vision transformer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _obstacles(net: Any) -> Iterator[str]:
     from torchvision.models.vision_transformer import VisionTransformer
 
     if not isinstance(net, VisionTransformer):
-        yield "it is not a vision transformer, so its layers mix patches besides attention"
+        yield "it is not a vision transformer, so its layers mix patches outside of attention"
     if not isinstance(net.conv_proj, nn.Conv2d):
         yield "its stem mixes neighbouring patches by convolution"
     if not isinstance(net.heads[-1], nn.Linear):

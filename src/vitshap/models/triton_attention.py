@@ -1,8 +1,8 @@
-"""Attention within sequences laid end to end, by a kernel of our own: CUDA with Triton, half precision, no gradients.
+"""Attention within concatenated (packed) sequences as a Triton kernel: CUDA, half precision, no gradients.
 
-The usual kernels for sequences of unequal length give each sequence and head a block of threads that is ready for a
-hundred queries, however few there are; coalitions are mostly far smaller. Here a block takes a number of *tokens*, of one
-long sequence or of ten short ones, walks over all keys that any of them may see, and masks those of other sequences.
+The usual kernels for sequences of unequal length assign each sequence and head a thread block of about a hundred
+queries, but most coalitions have far fewer tokens. Here a block processes a fixed number of *tokens*, of one long sequence
+or of ten short ones, iterates over all keys that any of them may see, and masks the keys of other sequences.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import triton.language as tl
 from torch import Tensor
 
 QUERIES, KEYS = 64, 64
-"""Tokens of a block, and keys that it looks at in one step."""
+"""Tokens of a block, and keys that it processes in one step."""
 
 
 @torch.library.custom_op("vitshap::attend_packed", mutates_args=())
 def attend_packed(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, ends: Tensor, scale: float) -> Tensor:
-    """Attention of ``[T, H, c]``; every token sees the tokens from its ``starts`` to before its ``ends``, int32 ``[T]``."""
+    """Compute attention of ``[T, H, c]``; each token sees those from its ``starts`` to its ``ends``, int32 ``[T]``."""
     tokens, heads, width = q.shape
     out = q.new_empty(tokens, heads, width)
     if tokens == 0:
@@ -28,7 +28,7 @@ def attend_packed(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, ends: Tensor,
     q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
     grid = (triton.cdiv(tokens, QUERIES), heads)
     strides = [stride for x in (q, k, v, out) for stride in x.stride()[:2]]
-    base_two = scale / math.log(2)  # exp2 is what the hardware has
+    base_two = scale / math.log(2)  # the hardware computes exp2
     _kernel[grid](q, k, v, out, starts, ends, tokens, base_two, *strides, WIDTH=width, QUERIES=QUERIES, KEYS=KEYS)
     return out
 
@@ -71,7 +71,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     largest = tl.full([QUERIES], -1.0e30, tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     mixed = tl.zeros([QUERIES, WIDTH], tl.float32)
-    # All keys that any of these queries may see lie side by side: sequences follow one another.
+    # All keys that any of these queries may see are contiguous: sequences follow one another.
     for first in range(tl.min(start, 0), tl.max(end, 0), KEYS):
         column = first + tl.arange(0, KEYS)
         there = column < tokens
@@ -79,7 +79,7 @@ def _kernel(  # type: ignore[no-untyped-def]
         key = tl.load(k + head * k_head + of * k_token + channel[None, :], mask=there[:, None], other=0.0)
         value = tl.load(v + head * v_head + of * v_token + channel[None, :], mask=there[:, None], other=0.0)
         seen = (column[None, :] >= start[:, None]) & (column[None, :] < end[:, None])
-        # Finite, so that a query that has seen no key yet has no NaN; its first key makes nothing of what was added.
+        # Finite, so that a query without a key so far is not NaN; its first key scales what was added to zero.
         score = tl.where(seen, tl.dot(query, tl.trans(key)) * scale, -1.0e30)
         larger = tl.maximum(largest, tl.max(score, 1))
         weight = tl.exp2(score - larger[:, None])

@@ -1,4 +1,4 @@
-"""``wrap``: from somebody's net to a ``MaskedModel``."""
+"""``wrap``: make a ``MaskedModel`` of a network."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ def wrap(
     reference: Tensor | None = None,
     check: bool = True,
 ) -> MaskedModel:
-    """Make a net that can be asked about any set of patches; the net itself stays as it is.
+    """Return a model that can be evaluated on any subset of patches; the network itself is not changed.
 
     Args:
         net: a vision transformer of timm, transformers or torchvision, also compiled or wrapped by PEFT or DataParallel.
-            With ``removal="pixels"`` or ``"random"`` any net from images to logits.
-        preprocess: how photos become the net's input: a function from a PIL image to a tensor, a transformers image
-            processor, or ``vitshap.models.Preprocess``. Default: what timm's data configuration says.
-        class_names: one name per output. Default: the names in the net's configuration,
-            and ImageNet's for timm's nets of 1,000 classes.
-        output: what turns logits into values: "softmax", "sigmoid" (multi-label, or one logit), "identity"
-            (regression). "auto": what the net's configuration says, else "sigmoid" for one logit and "softmax" for more.
-        image_size: for nets that take images of several sizes.
-        players: "patch", the side of a block in patches, a label map over the grid (-1: nobody), or ``Players``.
+            With ``removal="pixels"`` or ``"random"`` any network from images to logits.
+        preprocess: how photos become the model's input: a function from a PIL image to a tensor, a transformers image
+            processor, or ``vitshap.models.Preprocess``. Default: timm's data configuration.
+        class_names: one name per output. Default: the names in the model's configuration,
+            and ImageNet's for timm's models of 1,000 classes.
+        output: the link function from logits to values: "softmax", "sigmoid" (multi-label, or one logit), "identity"
+            (regression). "auto": as the model's configuration says, else "sigmoid" for one logit and "softmax" for more.
+        image_size: for models that take images of several sizes.
+        players: "patch", the side of a block in patches, a label map over the grid (-1: no player), or ``Players``.
         removal: how patches are withheld: "attention", "softmax", "pixels", "embeddings" or "random".
         reference: for ``removal="random"``, the batch of images that patches are taken from.
-        check: prove on random images that withheld patches have no influence, and refuse the net otherwise.
+        check: verify on random images that withheld patches have no influence, and raise ``CannotMask`` otherwise.
     """
     if not isinstance(net, nn.Module) or isinstance(net, MaskedModel):
         hint = ": it is wrapped already; wrap its .net to wrap it differently" if isinstance(net, MaskedModel) else ""
@@ -67,7 +67,7 @@ def wrap(
         reference=_reference(reference, removal),
     )
     if model.reference is not None:
-        model.prepare(model.reference)  # the same demands as on any images
+        model.prepare(model.reference)  # checked like any images
     if check and removal not in NEEDS_NO_MASK:
         check_mask(adapter)
     return model

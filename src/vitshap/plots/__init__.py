@@ -1,8 +1,8 @@
-"""Arrays in, pictures out: matplotlib figures for pages and files, PIL images for a report's many small pictures.
+"""Draw maps and curves: matplotlib figures for documents and files, PIL images for a report's many small pictures.
 
 Figures are built directly, never through pyplot, so that drawing in a server or a loop leaves no open figure
 behind, and are measured in inches before anything is placed, so that no text is cut off. matplotlib and seaborn
-are imported only when something is drawn.
+are imported only when they are needed.
 """
 
 from vitshap.plots.charts import CurvePoints, curves_figure, training_curves

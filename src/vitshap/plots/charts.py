@@ -14,7 +14,7 @@ from vitshap.plots.colours import DEFAULT, Look, as_map, symmetric_limit
 from vitshap.plots.figures import (
     BAR,
     BAR_HEIGHT,
-    BAR_ROOM,
+    BAR_WIDTH,
     BESIDE,
     GAP,
     MARGIN,
@@ -56,7 +56,7 @@ class _Line(NamedTuple):
 
     @property
     def area(self) -> float:
-        """The plain mean of evenly spaced points, as the metrics take it; by trapezoids where they are not."""
+        """The mean of evenly spaced points, as in the metrics; the trapezoidal rule for others."""
         steps = np.diff(self.shares)
         if steps.size == 0 or np.allclose(steps, steps.mean()):
             return float(self.values.mean())
@@ -83,9 +83,9 @@ def curves_figure(
     label: str = "",
     look: Look = DEFAULT,
 ) -> Figure:
-    """The picture, the map over it, and both curves; ``compare`` adds curves of others, as name: (insertion, deletion).
+    """Draw the picture, the map over it, and both curves; ``compare`` adds curves of others: name to (insertion, deletion).
 
-    ``label`` is what the legend calls the explained class.
+    ``label`` is the name of the explained class in the legend.
     """
     heat = as_map(heat)
     shown = frame(picture, heat)
@@ -93,11 +93,11 @@ def curves_figure(
     both += [_named_curves(other, *pair) for other, pair in (compare or {}).items()]
     entries = [legend_lines([f"area {curves[i].area_text}, {named}" for named, *curves in both], CHART) for i in (0, 1)]
     wide, high = _panel_size(shown)
-    cell = max(wide, 0.7 * CHART)  # room for the titles of narrow pictures
+    cell = max(wide, 0.7 * CHART)  # space for the titles of narrow pictures
     title, picture_title = fitted(title, cell), fitted(picture_title, cell)
     head = MARGIN + max(height_of(text, TITLE) for text in (title, picture_title, "Insertion"))
     panels = 1 if shown.photo is None else 2
-    charts = MARGIN + panels * (cell + GAP) + BAR_ROOM + BESIDE - 0.1
+    charts = MARGIN + panels * (cell + GAP) + BAR_WIDTH + BESIDE - 0.1
     under = UNDER + max(map(legend_height, entries))
     figure = empty_figure(charts + 2 * CHART + BESIDE + MARGIN, head + max(high, CHART + under) + MARGIN)
 
@@ -147,7 +147,7 @@ def _draw_chart(
 
 
 def _panel_size(shown: Frame) -> tuple[float, float]:
-    """Width and height of the picture, about as large as a chart."""
+    """Return width and height of the picture, about as large as a chart."""
     high = min(max(CHART * shown.aspect, 0.02), 1.4 * CHART)
     return min(high / shown.aspect, CHART), high
 
@@ -174,7 +174,7 @@ def _line(points: CurvePoints, what: str) -> _Line:
 
 
 def _value_limits(lines: list[_Line], value_label: str) -> tuple[float, float]:
-    """One range for both charts: 0 to 1 for probabilities, narrower where all of them are small."""
+    """Return one range for both charts: 0 to 1 for probabilities, narrower if all of them are small."""
     low, high = (float(f([f(line.values) for line in lines])) for f in (np.min, np.max))
     if value_label == "probability" and low >= 0 and high <= 1:
         return 0.0, 1.02 if high > 0.5 else max(high * 1.08, 1e-9)
@@ -187,7 +187,7 @@ LOSSES = {"train_loss": "training", "loss": "validation", "uniform_loss": "every
 SCORES = ("accuracy", "kappa")
 COLOURS = {"train_loss": OTHERS[0], "loss": OWN, "uniform_loss": "#222222"}
 SELECTING = ("accuracy", "loss")
-"""What chooses the best epoch unless told, the first that was measured."""
+"""Metrics that select the best epoch by default: the first of them that was measured."""
 WIDE, HIGH = 4.2, 2.8
 LOG_RANGE = 20.0
 """Losses that span more than this factor are drawn on a logarithmic scale."""
@@ -198,10 +198,10 @@ Series: TypeAlias = "Mapping[str, NDArray[np.float64]]"
 def training_curves(
     log: Sequence[Mapping[str, float]] | str | os.PathLike[str], *, select: str | None = None, title: str = ""
 ) -> Figure:
-    """Losses by epoch and, beside them, losses of other kinds, accuracy and kappa; the best epoch is marked.
+    """Draw losses by epoch and, beside them, losses of other kinds, accuracy and kappa; mark the best epoch.
 
-    ``log``: the records, or a path to ``log.jsonl`` or to the folder with it. ``select``: the metric that chooses the
-    best epoch (default: accuracy, else the validation loss); one whose name ends in "loss" is best where it is small.
+    ``log``: the records, or a path to ``log.jsonl`` or to the folder with it. ``select``: the metric that selects the
+    best epoch (default: accuracy, else the validation loss); small is best if its name ends in "loss".
     """
     series = _series(log)
     epochs = series.pop("epoch")
@@ -227,7 +227,7 @@ def training_curves(
 
 
 def _draw(axes: Axes, epochs: NDArray[np.float64], lines: Series, best: _Best | None) -> list[Artist]:
-    """Draw one chart; returns what the legend names."""
+    """Draw one chart; return the lines that the legend names."""
     from matplotlib.ticker import MaxNLocator
 
     handles: list[Artist] = []
@@ -253,14 +253,14 @@ def _draw(axes: Axes, epochs: NDArray[np.float64], lines: Series, best: _Best | 
 
 
 def _scale(axes: Axes, values: NDArray[np.float64]) -> None:
-    """A logarithmic scale, with plain numbers, where the range asks for it."""
+    """Use a logarithmic scale, with plain numbers, if the range is wide."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     values = values[np.isfinite(values)]
     if values.size == 0 or values.min() <= 0 or values.max() / values.min() <= LOG_RANGE:
         return
     axes.set_yscale("log")
-    near = values.max() / values.min() < 1e3  # with few powers of ten, numbers between them are wanted
+    near = values.max() / values.min() < 1e3  # with few powers of ten, label numbers between them
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if near else (1,)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -281,17 +281,17 @@ class _Best(NamedTuple):
 
 
 def _best(epochs: NDArray[np.float64], series: Series, select: str | None) -> _Best | None:
-    """The best epoch, the first among equals as in the loop; None where nothing was validated."""
+    """Return the best epoch, the first of equal ones as in training; None if nothing was validated."""
     name = select or next((one for one in SELECTING if one in series), None)
     if name is None or not np.isfinite(series[name]).any():
         return None
-    worth = -series[name] if name.endswith("loss") else series[name]
-    at = int(np.nanargmax(np.where(np.isfinite(worth), worth, np.nan)))
+    score = -series[name] if name.endswith("loss") else series[name]
+    at = int(np.nanargmax(np.where(np.isfinite(score), score, np.nan)))
     return _Best(name, float(epochs[at]), float(series[name][at]))
 
 
 def _series(log: Sequence[Mapping[str, float]] | str | os.PathLike[str]) -> dict[str, NDArray[np.float64]]:
-    """One array per measured quantity, NaN where a record lacks it; ``epoch`` always, ``step`` never."""
+    """Return an array per measured quantity, NaN if a record has no value; ``epoch`` always, ``step`` never."""
     records = _read(Path(log)) if isinstance(log, str | os.PathLike) else list(log)
     measured = dict.fromkeys(name for record in records for name in record if name not in ("epoch", "step"))
     series = {"epoch": np.array([record.get("epoch", i) for i, record in enumerate(records)], dtype=np.float64)}

@@ -1,8 +1,8 @@
-"""Which colour a value has, in a figure and in a bitmap.
+"""The colours of values, in figures and in bitmaps.
 
-The photo is grey and light, the map alone has colours: red raises, blue lowers, and the larger a value, the denser its
+The photo is light grey, only the map has colours: red raises, blue lowers, and the larger a value, the more opaque its
 colour; zero is transparent. ``style="paper"`` is the paper's look: the icefire palette at one opacity over the photo.
-Values are interpolated before they are coloured: half way between a positive and a negative patch lies the colour of zero.
+Values are interpolated before they are coloured: halfway between a positive and a negative patch is the colour of zero.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIGHTENED = 0.25
 IMAGE_ALPHA, OVERLAY_ALPHA = 0.85, 0.9
 """The paper's opacities of the photo and of the map over it."""
 UNCERTAIN = 0.5
-"""Share of its opacity that is left to a value whose 95 % interval includes zero."""
+"""Factor on the opacity of a value whose 95 % interval includes zero."""
 Z = 1.96
 """Standard errors on each side of a 95 % interval."""
 
@@ -48,11 +48,11 @@ class Look:
     style: Style = "default"
     """"paper": icefire at one opacity, bilinear, over the photo's colours."""
     base: Base | None = None
-    """What lies under the map: the photo in light grey, or in its colours; by default as the style has it."""
+    """The photo under the map: in light grey, or in its colours; the default depends on the style."""
     smooth: bool | None = None
-    """Bicubic interpolation instead of one colour per patch; by default as the style has it."""
+    """Bicubic interpolation instead of one colour per patch; the default depends on the style."""
     cmap: str | Colormap | None = None
-    """A colour map of matplotlib whose middle stands for zero."""
+    """A colour map of matplotlib whose middle is zero."""
     overlay_alpha: float | None = None
     """Opacity of the largest values."""
 
@@ -65,13 +65,13 @@ class Look:
 
     @property
     def interpolation(self) -> Interpolation:
-        """How values between the middles of two patches are found."""
+        """How values between the centres of patches are computed."""
         if self.smooth is None:
             return "bilinear" if self.style == "paper" else "nearest"
         return "bicubic" if self.smooth else "nearest"
 
     def under(self, pixels: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What lies under the map, from the photo's RGB in 0..1."""
+        """Return what is drawn under the map, from the photo's RGB in 0..1."""
         if self.style == "paper" and self.base is None:
             faint: NDArray[np.float64] = IMAGE_ALPHA * pixels + (1 - IMAGE_ALPHA)
             return faint
@@ -81,7 +81,7 @@ class Look:
         return np.repeat((LIGHTENED + (1 - LIGHTENED) * grey)[..., None], 3, axis=-1)
 
     def colormap(self, *, over_picture: bool = True) -> Colormap:
-        """Colours with their opacities, for values from -limit to limit; NaN is transparent."""
+        """Return the colours with their opacities, for values from -limit to limit; NaN is transparent."""
         from matplotlib.colors import ListedColormap
 
         along = np.linspace(-1, 1, 1025)  # odd: the middle is zero
@@ -93,14 +93,14 @@ class Look:
             colours = sides if self.cmap is None else _named(self.cmap)((along + 1) / 2)
             most = OPACITY if self.overlay_alpha is None else self.overlay_alpha
             colours[:, 3] = most * np.abs(along) ** POWER
-        return ListedColormap(colours, name=self.style)  # NaN is transparent unless told otherwise
+        return ListedColormap(colours, name=self.style)  # NaN is transparent by default
 
 
 DEFAULT = Look()
 
 
 def _named(name: str | Colormap) -> Colormap:
-    """A colour map by its name; seaborn's are known too."""
+    """Return a colour map of matplotlib or seaborn by its name."""
     import matplotlib
 
     if not isinstance(name, str):
@@ -113,7 +113,7 @@ def _named(name: str | Colormap) -> Colormap:
 
 
 def opacities(heat: NDArray[np.float64], stderr: NDArray[np.floating] | None) -> NDArray[np.float64] | None:
-    """Shares of their opacity that values keep: half where the 95 % interval includes zero; None where all keep theirs."""
+    """Return factors on the opacity of values: a half if the 95 % interval includes zero; None without standard errors."""
     if stderr is None:
         return None
     errors = np.asarray(stderr, dtype=np.float64)
@@ -122,7 +122,7 @@ def opacities(heat: NDArray[np.float64], stderr: NDArray[np.floating] | None) ->
 
 
 def as_map(heat: NDArray[np.floating]) -> NDArray[np.float64]:
-    """The map as float64 ``[rows, columns]``, with NaN for whatever is not finite."""
+    """Return the map as float64 ``[rows, columns]``, with NaN for values that are not finite."""
     values = np.asarray(heat, dtype=np.float64)
     if values.ndim != 2 or values.size == 0:
         raise ValueError(f"a picture needs a map [rows, columns], got {list(values.shape)}")
@@ -130,17 +130,17 @@ def as_map(heat: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def magnitude(heats: Sequence[NDArray[np.floating]]) -> float:
-    """The largest magnitude in the maps; 0 where nothing is finite."""
+    """Return the largest magnitude in the maps; 0 if nothing is finite."""
     return max((float(np.abs(heat[np.isfinite(heat)]).max(initial=0.0)) for heat in heats), default=0.0)
 
 
 def symmetric_limit(heat: NDArray[np.floating]) -> float:
-    """The largest magnitude in the map, which both ends of the scale stand for; 1 for a map of zeros."""
+    """Return the largest magnitude in the map, the value at the ends of its scale; 1 for a map of zeros."""
     return magnitude([np.asarray(heat)]) or 1.0
 
 
 def common_limit(heats: Sequence[NDArray[np.floating]]) -> float:
-    """The symmetric limit of several maps that are to be compared."""
+    """Return the limit of a scale for several maps."""
     return magnitude(heats) or 1.0
 
 
@@ -150,9 +150,9 @@ def upsampled(
     across: NDArray[np.float64],
     how: Interpolation = "bilinear",
 ) -> NDArray[np.float64]:
-    """The map at the points ``down`` x ``across``, measured in cells; averaged where it is shrunk.
+    """Return the map at the points ``down`` x ``across``, measured in cells; averaged if it is shrunk.
 
-    A cell without a value colours nothing and takes nothing from its neighbours, which keep their own area whole.
+    A cell without a value is not coloured and does not affect its neighbours.
     """
     rows, columns = _weights(down, heat.shape[0], how), _weights(across, heat.shape[1], how)
     known = np.isfinite(heat)
@@ -165,16 +165,16 @@ def upsampled(
 
 
 def _weights(points: NDArray[np.float64], cells: int, how: Interpolation) -> NDArray[np.float64]:
-    """Share of each cell in each point, ``[points, cells]``; outermost cells reach on to the edge."""
+    """Return the weight of each cell in each point, ``[points, cells]``; the outermost cells extend to the edge."""
     step = abs(float(points[-1] - points[0])) / max(len(points) - 1, 1)
     if how == "nearest" and step <= 1:
         own: NDArray[np.float64] = np.eye(cells)[_cell(points, cells)]
         return own
-    reach = max(step, 1.0)  # points further apart than the cells average over all that lie between
+    reach = max(step, 1.0)  # points further apart than cells average over the cells between them
     inside = points.clip(0.5, cells - 0.5)
     distance = np.abs(inside[:, None] - (np.arange(cells) + 0.5)) / reach
     near = np.maximum(1 - distance, 0.0)
-    if how == "bicubic" and step <= 1:  # Catmull and Rom's: exact at the middles
+    if how == "bicubic" and step <= 1:  # Catmull-Rom: exact at the centres
         near = np.where(
             distance < 1,
             1.5 * distance**3 - 2.5 * distance**2 + 1,

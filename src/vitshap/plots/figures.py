@@ -32,7 +32,7 @@ DPI = 120
 MARGIN = 0.15
 GAP = 0.1
 BAR = 0.13
-BAR_ROOM = 1.25
+BAR_WIDTH = 1.25
 """Width for a colour bar with the words and numbers at its ends."""
 BAR_HEIGHT = 1.45
 """Least height of a colour bar beside which its words can be read."""
@@ -42,7 +42,7 @@ TALLEST = 1.5
 
 @dataclass(frozen=True)
 class Sheet:
-    """A grid of cells, in inches, and the room around and between them."""
+    """A grid of cells, in inches, and the space around and between them."""
 
     width: float
     """Of every cell."""
@@ -50,21 +50,21 @@ class Sheet:
     """Of the cells in each row."""
     columns: int
     above: Sequence[float]
-    """Room over each row, for titles."""
+    """Space above each row, for titles."""
     below: float = 0.0
-    """Room under each row, for notes."""
+    """Space below each row, for notes."""
     left: float = MARGIN
     right: float = MARGIN
     top: float = MARGIN
     bottom: float = MARGIN
 
     def figure(self) -> Figure:
-        """An empty figure that holds the cells and the room around them."""
+        """Return an empty figure of the size of the cells and the space around them."""
         width = self.left + self.columns * (self.width + GAP) - GAP + self.right
         return empty_figure(width, self._top_of(len(self.heights)) - GAP + self.bottom)
 
     def panel(self, figure: Figure, row: int, column: int, aspect: float) -> Axes:
-        """Axes without ticks for a picture (``aspect`` is height over width), in the middle of its cell."""
+        """Add axes without ticks for a picture (``aspect`` is height over width), in the middle of its cell."""
         height = min(self.heights[row], self.width * aspect)
         width = min(self.width, height / aspect)
         left = self.left + column * (self.width + GAP) + (self.width - width) / 2
@@ -73,27 +73,27 @@ class Sheet:
         return axes
 
     def label(self, figure: Figure, row: int, text: str) -> None:
-        """Lines fitted before, written left of a row."""
+        """Write fitted lines left of a row."""
         wide, high = figure.get_size_inches()
         middle = self._top_of(row) + self.heights[row] / 2
         where = ((self.left - 0.08) / wide, 1 - middle / high)
         figure.text(*where, text, ha="right", va="center", fontsize=TITLE, linespacing=1.15, parse_math=False)
 
     def bar(self, figure: Figure, first: int, last: int) -> Axes:
-        """Axes for a colour bar right of the cells, along the rows from ``first`` to ``last``."""
+        """Add axes for a colour bar right of the cells, along the rows from ``first`` to ``last``."""
         left = self.left + self.columns * (self.width + GAP)
         top, bottom = self._top_of(first), self._top_of(last) + self.heights[last]
-        height = min(bottom - top, 4.0)  # a longer bar says nothing more
+        height = min(bottom - top, 4.0)  # a longer bar is no easier to read
         return place(figure, left, (top + bottom - height) / 2, BAR, height)
 
     def _top_of(self, row: int) -> float:
-        """Where the cells of a row begin, from the figure's top; one past the last row: where one would begin."""
+        """Return where the cells of a row begin, from the top; for one past the last row, where it would begin."""
         above = self.above[: row + 1]
         return self.top + sum(above) + sum(self.heights[:row]) + row * (self.below + GAP)
 
 
 def cells(aspects: Sequence[float], columns: int, *, lowest: float) -> tuple[float, list[float]]:
-    """Width of all cells and heights of the rows for pictures of these aspects; the more columns, the smaller."""
+    """Return the width of all cells and the heights of the rows for pictures of these aspects."""
     width = max(3.2 - 0.25 * (columns - 1), 1.5)
     heights = [min(width * aspect, width * TALLEST) for aspect in aspects]
     needed = max(height / aspect for height, aspect in zip(heights, aspects, strict=True))
@@ -101,7 +101,7 @@ def cells(aspects: Sequence[float], columns: int, *, lowest: float) -> tuple[flo
 
 
 def empty_figure(width: float, height: float) -> Figure:
-    """A figure of so many inches."""
+    """Return a figure of this size in inches."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=DPI)
@@ -111,25 +111,25 @@ def empty_figure(width: float, height: float) -> Figure:
 
 
 def place(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
-    """Axes at a place in inches from the figure's left and top."""
+    """Add axes at a place in inches from the figure's left and top."""
     wide, high = figure.get_size_inches()
     return figure.add_axes((left / wide, 1 - (top + height) / high, width / wide, height / high))
 
 
 def write_title(axes: Axes, text: str) -> None:
-    """A title of lines that were fitted before."""
+    """Write fitted lines as a title."""
     axes.set_title(text, fontsize=TITLE, pad=4, linespacing=1.15, parse_math=False)
 
 
 def write_heading(figure: Figure, text: str) -> None:
-    """A title for the whole figure, of lines that were fitted before."""
+    """Write fitted lines as the title of the figure."""
     if text:
         place_down = 1 - 0.6 * MARGIN / figure.get_figheight()
         figure.suptitle(text, fontsize=TITLE, y=place_down, va="top", parse_math=False)
 
 
 def write_note(figure: Figure, text: str) -> None:
-    """Lines fitted before, small, along the figure's lower edge."""
+    """Write fitted lines, small, along the figure's lower edge."""
     wide, high = figure.get_size_inches()
     if text:
         where = (MARGIN / wide, 0.6 * MARGIN / high)
@@ -137,14 +137,14 @@ def write_note(figure: Figure, text: str) -> None:
 
 
 def uncertain_note(heats: Sequence[NDArray[np.float64]], stderrs: Sequence[NDArray[np.floating] | None]) -> str:
-    """What pale patches mean, where there are any."""
+    """Return what pale patches mean, if there are any."""
     kept = [opacities(heat, stderr) for heat, stderr in zip(heats, stderrs, strict=True)]
     pale = sum(int((one < 1).sum()) for one in kept if one is not None)
     return f"{pale} paler patch{'' if pale == 1 else 'es'}: the 95 % interval includes zero" if pale else ""
 
 
 def draw_picture(axes: Axes, frame: Frame) -> None:
-    """The picture as it is, in coordinates of its own pixels whatever was shrunk."""
+    """Draw the picture in coordinates of the original's pixels."""
     axes.imshow(frame.pixels(), extent=(0, frame.width, frame.height, 0))
 
 
@@ -157,7 +157,7 @@ def draw_overlay(
     look: Look = DEFAULT,
     stderr: NDArray[np.floating] | None = None,
 ) -> None:
-    """The map over the part of the picture that it is of."""
+    """Draw the map over its part of the picture."""
     left, top, right, bottom = crop_of(box, frame)
     if frame.photo is not None:
         _draw_under(axes, frame, (left, top, right, bottom), look)
@@ -174,13 +174,13 @@ def draw_overlay(
         alpha=kept,
         extent=(left, right, bottom, top),
     )
-    # The second imshow would shrink the view to the crop: the frame is the whole picture's.
+    # The second imshow shrinks the view to the crop: set it to the whole picture.
     axes.set_xlim(0, frame.width)
     axes.set_ylim(frame.height, 0)
 
 
 def _draw_under(axes: Axes, frame: Frame, crop: tuple[float, float, float, float], look: Look) -> None:
-    """The picture as it lies under a map; what the net does not see is dimmed and outlined."""
+    """Draw the picture under a map; the part outside the model's crop is dimmed, the crop outlined."""
     from matplotlib.patches import Rectangle
 
     pixels = look.under(frame.pixels().astype(np.float64) / 255)
@@ -198,7 +198,7 @@ def _draw_under(axes: Axes, frame: Frame, crop: tuple[float, float, float, float
 
 
 def scale_ends(unit: str, limit: float, label: str = "") -> tuple[tuple[str, str], tuple[str, str]]:
-    """What the lower and the upper end of a scale mean, each in words and as a number with its unit."""
+    """Return the lower and the upper end of a scale, each in words and as a number with its unit."""
     thing = label or ("the output" if unit == "output" else "the class")
     words = ("lower score", "higher score") if unit == "score" else (f"lowers {thing}", f"raises {thing}")
     number = f"{100 * limit:.3g} points" if unit == "probability" else f"{limit:.3g}"
@@ -206,7 +206,7 @@ def scale_ends(unit: str, limit: float, label: str = "") -> tuple[tuple[str, str
 
 
 def draw_strip(axes: Axes, look: Look, *, vertical: bool, over_picture: bool) -> None:
-    """The colours of a scale from -1 to 1, as they look on white; axes have no ticks."""
+    """Draw the colours of a scale from -1 to 1, as they look on white; axes have no ticks."""
     colours = look.colormap(over_picture=over_picture)(np.linspace(0, 1, 513))
     strip = colours[:, 3:] * colours[:, :3] + (1 - colours[:, 3:])
     extent = (0.0, 1.0, -1.0, 1.0) if vertical else (-1.0, 1.0, 0.0, 1.0)
@@ -217,7 +217,7 @@ def draw_strip(axes: Axes, look: Look, *, vertical: bool, over_picture: bool) ->
 def draw_bar(
     figure: Figure, axes: Axes, limit: float, unit: str, *, label: str = "", look: Look = DEFAULT, over_picture: bool
 ) -> None:
-    """The scale of a map along upright axes: its ends in words and numbers; ``label`` is the class that is explained."""
+    """Draw the scale of a map along vertical axes, its ends in words and numbers; ``label`` is the explained class."""
     draw_strip(axes, look, vertical=True, over_picture=over_picture)
     place = axes.get_position()
     wide, high = figure.get_size_inches()
@@ -227,20 +227,20 @@ def draw_bar(
     for (words, number), y, side in zip(
         scale_ends(unit, limit, label), (place.y0, place.y1), ("bottom", "top"), strict=True
     ):
-        text = f"{fitted(words, BAR_ROOM - GAP - BAR - 0.12, size=NOTE, lines=max(lines, 1))}\n{number}"
+        text = f"{fitted(words, BAR_WIDTH - GAP - BAR - 0.12, size=NOTE, lines=max(lines, 1))}\n{number}"
         figure.text(right, y, text, ha="left", va=side, fontsize=NOTE, linespacing=1.15, parse_math=False)
     figure.text(right, (place.y0 + place.y1) / 2, "0", ha="left", va="center", fontsize=NOTE)
 
 
 def _enlarged(heat: NDArray[np.float64], how: Interpolation) -> NDArray[np.float64]:
-    """The map with at least 400 points along its longer side."""
+    """Return the map with at least 400 points along its longer side."""
     times = math.ceil(400 / max(heat.shape))
     down, across = ((np.arange(cells * times) + 0.5) / times for cells in heat.shape)
     return upsampled(heat, down, across, how)
 
 
 OWN = "#c8452f"
-"""What the figure is about: icefire's warm side."""
+"""Colour of the figure's subject: the warm side of icefire."""
 OTHERS = ("#3f6fc9", "#6b6b6b", "#3d9a8b", "#b07aa1", "#c99a2e", "#8c6d5a")
 UNDER = 0.5
 """Height under the axes for ticks and the label, in inches."""
@@ -251,7 +251,7 @@ BESIDE = 0.62
 
 
 def chart(figure: Figure, left: float, top: float, width: float, height: float, *, title: str, x_label: str) -> Axes:
-    """Axes at a place in inches; ticks and labels lie outside of it."""
+    """Add axes for a line chart at a place in inches; ticks and labels are outside."""
     axes = place(figure, left, top, width, height)
     axes.set_title(fitted(title, width), fontsize=TITLE, pad=4, parse_math=False)
     axes.set_xlabel(fitted(x_label, width, lines=1), fontsize=TITLE, parse_math=False)
@@ -264,22 +264,22 @@ def chart(figure: Figure, left: float, top: float, width: float, height: float, 
 
 
 def write_y_label(axes: Axes, text: str, height: float) -> None:
-    """A label no longer than the axes are high."""
+    """Write a label no longer than the axes are high."""
     axes.set_ylabel(fitted(text, height, lines=1), fontsize=TITLE, parse_math=False)
 
 
 def legend_lines(names: Sequence[str], width: float) -> list[str]:
-    """The entries of a legend under axes of this width, each of at most two lines."""
+    """Return the entries of a legend under axes of this width, each of at most two lines."""
     return [fitted(name, width + 0.15, size=NOTE) for name in names]
 
 
 def legend_height(entries: Sequence[str]) -> float:
-    """Inches that fitted entries take."""
+    """Return the height of fitted entries in inches."""
     return ENTRY * sum(entry.count("\n") + 1 for entry in entries)
 
 
 def legend_under(axes: Axes, handles: Sequence[Artist], entries: Sequence[str], *, width: float, height: float) -> None:
-    """The fitted entries, one under the other, under axes of this size in inches."""
+    """Draw a legend of fitted entries under axes of this size in inches."""
     legend = axes.legend(
         handles,
         entries,
@@ -297,11 +297,11 @@ def legend_under(axes: Axes, handles: Sequence[Artist], entries: Sequence[str], 
 
 
 SOFTWARE = f"vitshap {__version__}"
-"""What made a file, as the file itself says: "Software" in a PNG, "Creator" in PDF and SVG, "generator" in a page."""
+"""Name and version in files: "Software" in PNG, "Creator" in PDF and SVG, "generator" in HTML."""
 FORMATS = ("png", "jpg", "jpeg", "webp", "pdf", "svg")
 _VECTOR = ("pdf", "svg")
 _LOSSY = {"quality": 92}
-"""Less leaves halos around letters."""
+"""A lower quality leaves halos around letters."""
 
 
 def save(

@@ -17,7 +17,7 @@ import numpy as np
 from vitshap.plots.colours import DEFAULT, UNIT_LABELS, Look, as_map, common_limit, magnitude, symmetric_limit
 from vitshap.plots.figures import (
     BAR_HEIGHT,
-    BAR_ROOM,
+    BAR_WIDTH,
     MARGIN,
     Sheet,
     cells,
@@ -53,19 +53,19 @@ def heatmap(
     stderr: NDArray[np.floating] | None = None,
     look: Look = DEFAULT,
 ) -> Figure:
-    """One map ``[rows, columns]`` over its picture, with a colour bar in the unit of the values.
+    """Draw one map ``[rows, columns]`` over its picture, with a colour bar in the unit of the values.
 
-    ``box`` says which part of the picture the map covers (default: all of it). NaN is left uncoloured. ``label`` is
-    what the legend calls the explained class. Where ``stderr`` ``[rows, columns]`` is given, a value whose 95 %
-    interval includes zero is drawn at half its opacity.
+    ``box`` says which part of the picture the map covers (default: all of it). NaN is not coloured. ``label`` is
+    the name of the explained class in the legend. With ``stderr`` ``[rows, columns]``, values whose 95 % interval
+    includes zero are drawn at half their opacity.
     """
     heat = as_map(heat)
     shown = frame(picture, heat)
     width, heights = cells([shown.aspect], 1, lowest=BAR_HEIGHT)
     title = fitted(title, width)
-    note = fitted(uncertain_note([heat], [stderr]), width + BAR_ROOM - MARGIN, size=NOTE)
+    note = fitted(uncertain_note([heat], [stderr]), width + BAR_WIDTH - MARGIN, size=NOTE)
     bottom = MARGIN + height_of(note, NOTE)
-    sheet = Sheet(width, heights, 1, [height_of(title, TITLE)], right=BAR_ROOM, bottom=bottom)
+    sheet = Sheet(width, heights, 1, [height_of(title, TITLE)], right=BAR_WIDTH, bottom=bottom)
     figure = sheet.figure()
     write_note(figure, note)
     axes = sheet.panel(figure, 0, 0, shown.aspect)
@@ -88,7 +88,7 @@ def class_row(
     stderrs: Sequence[NDArray[np.floating] | None] | None = None,
     look: Look = DEFAULT,
 ) -> Figure:
-    """The picture, then one map ``[rows, columns]`` per class, all on one scale so that classes compare.
+    """Draw the picture, then one map ``[rows, columns]`` per class, all on one scale so that classes can be compared.
 
     More than five maps go into several rows of equal length beside the picture. ``stderrs`` are standard errors, one
     array ``[rows, columns]`` per map.
@@ -110,7 +110,7 @@ def class_row(
     errors = [None] * len(maps) if stderrs is None else list(stderrs)
     note = fitted(uncertain_note(maps, errors), across * width, size=NOTE)
     bottom = MARGIN + height_of(note, NOTE)
-    sheet = Sheet(width, heights, first + across, above, right=BAR_ROOM, top=MARGIN + heading, bottom=bottom)
+    sheet = Sheet(width, heights, first + across, above, right=BAR_WIDTH, top=MARGIN + heading, bottom=bottom)
     figure = sheet.figure()
     write_note(figure, note)
     if first:
@@ -131,7 +131,7 @@ def class_row(
 Scale: TypeAlias = Literal["panel", "row"]
 LABEL = 1.3
 """Widest label of a row, in inches."""
-KEY_ROOM = 0.36
+KEY_HEIGHT = 0.36
 """Height of the key without the words under it."""
 
 
@@ -159,9 +159,9 @@ def method_grid(
     title: str = "",
     look: Look = DEFAULT,
 ) -> Figure:
-    """A row per image, the picture first, and a column per method: ``heats[image][method]`` is ``[rows, columns]``.
+    """Draw a row per image, the picture first, and a column per method: ``heats[image][method]`` is ``[rows, columns]``.
 
-    None is a map that a method could not give. ``units`` is one for all methods or one per method; with
+    None is a map that a method could not compute. ``units`` is one for all methods or one per method; with
     ``scale="row"``, the maps of a row share one scale and so need one unit.
     """
     names = _units(units, len(column_titles), scale)
@@ -182,9 +182,9 @@ def method_grid(
         above=[max(height_of(head, TITLE) for head in heads), *[0.0] * (len(rows) - 1)],
         below=height_of("one line", NOTE) if scale == "panel" else 0.0,
         left=MARGIN + (written + 0.1 if written else 0.0),
-        right=BAR_ROOM if scale == "row" else MARGIN,
+        right=BAR_WIDTH if scale == "row" else MARGIN,
         top=MARGIN + height_of(title, TITLE),
-        bottom=MARGIN + KEY_ROOM + height_of(words, NOTE) if scale == "panel" else MARGIN,
+        bottom=MARGIN + KEY_HEIGHT + height_of(words, NOTE) if scale == "panel" else MARGIN,
     )
     figure = sheet.figure()
     write_heading(figure, title)
@@ -229,7 +229,7 @@ def _draw_row(
 
 
 def _note(heat: NDArray[np.float64], unit: str) -> str:
-    """What the ends of a map's own scale stand for."""
+    """Return the value at the ends of a map's own scale."""
     largest = magnitude([heat])
     if largest == 0:
         return "all zero" if np.isfinite(heat).any() else "no value"
@@ -237,7 +237,7 @@ def _note(heat: NDArray[np.float64], unit: str) -> str:
 
 
 def _draw_key(figure: Figure, sheet: Sheet, words: str, look: Look, *, over_picture: bool) -> None:
-    """A bar for all maps at once: its ends are each map's own largest magnitude."""
+    """Draw one colour bar for all maps: its ends are each map's own largest magnitude."""
     wide, high = figure.get_size_inches()
     length = min(2.2, 0.7 * (wide - sheet.left - sheet.right))
     middle = (sheet.left + wide - sheet.right) / 2
@@ -273,7 +273,7 @@ def _rows(
     labels: Sequence[str] | None,
     boxes: Sequence[Box | None] | None,
 ) -> list[_Row]:
-    """What each row shows."""
+    """Return what each row shows."""
     nothing = [None] * len(heats)
     rows = []
     for row, picture, label, box in zip(

@@ -32,14 +32,14 @@ Box: TypeAlias = Sequence[float]
 ENOUGH = 1200
 """Pixels of the longer side beyond which a panel shows no more."""
 DIMMED, DIM_GREY = 0.45, 0.55
-"""What the net does not see keeps this share of its brightness; the rest is a grey of this brightness."""
+"""The photo outside the model's crop keeps this share of its brightness; the rest is a grey of this brightness."""
 OUTLINE = 0.25
-"""Brightness of the line around what the net sees."""
+"""Brightness of the line around the model's crop."""
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """The frame that everything is drawn in: the original picture's, or the map's cells where there is no picture."""
+    """The coordinates of a drawing: the original picture's pixels, or the map's cells without a picture."""
 
     width: int
     height: int
@@ -52,14 +52,14 @@ class Frame:
         return self.height / self.width
 
     def pixels(self) -> NDArray[np.uint8]:
-        """RGB, ``[h, w, 3]``, for a panel: a large photo is shrunk."""
+        """Return RGB ``[h, w, 3]`` for a panel: a large photo is shrunk."""
         assert self.photo is not None
         large = max(self.photo.size) > ENOUGH
         return np.asarray(thumbnail(self.photo, ENOUGH) if large else self.photo)
 
 
 def frame(picture: Picture | None, heat: NDArray[np.floating]) -> Frame:
-    """The frame of a picture, or of a map without one."""
+    """Return the frame of a picture, or of a map without one."""
     if picture is None:
         return Frame(heat.shape[1], heat.shape[0], None)
     photo = _photo(picture)
@@ -67,19 +67,19 @@ def frame(picture: Picture | None, heat: NDArray[np.floating]) -> Frame:
 
 
 def thumbnail(picture: Picture, max_side: int) -> Image.Image:
-    """The picture in RGB with a longer side of ``max_side`` pixels: shrunk, or enlarged if it is smaller."""
+    """Return the picture in RGB with a longer side of ``max_side`` pixels: shrunk, or enlarged if it is smaller."""
     photo = _photo(picture)
     scale = max_side / max(photo.size)
     width, height = (max(round(side * scale), 1) for side in photo.size)
-    # The few pixels of a tiny picture are what the net saw: they stay squares.
+    # The few pixels of a tiny picture stay squares, as the model saw them.
     how = Image.Resampling.NEAREST if scale >= 3 else Image.Resampling.BICUBIC
     return photo.resize((width, height), how, reducing_gap=3.0)
 
 
 def as_pixels(picture: Picture) -> NDArray[np.float64]:
-    """RGB in 0..1, ``[H, W, 3]``, of any picture.
+    """Return RGB in 0..1, ``[H, W, 3]``, of any picture.
 
-    A tensor is a net's input, normalised in a way unknown here: if it leaves 0..1, it is stretched to fit.
+    A tensor is a model's input, normalised in an unknown way: if it exceeds 0..1, it is scaled to that range.
     """
     if isinstance(picture, Tensor):
         return _rgb(_to_unit_range(picture.detach().cpu().double().permute(1, 2, 0).numpy()))
@@ -90,14 +90,14 @@ def as_pixels(picture: Picture) -> NDArray[np.float64]:
 
 
 def crop_of(box: Box | None, frame: Frame) -> tuple[float, float, float, float]:
-    """Left, top, right, bottom of the map in the frame; all of it without a box or without a picture."""
+    """Return left, top, right, bottom of the map in the frame; the whole frame without a box or a picture."""
     if box is None or frame.photo is None:
         return 0.0, 0.0, float(frame.width), float(frame.height)
     edges = [float(edge) for edge in box]
     if len(edges) != 4 or not all(map(math.isfinite, edges)) or edges[0] >= edges[2] or edges[1] >= edges[3]:
         raise ValueError(f"a box is (left, top, right, bottom), left < right and top < bottom; got {edges}")
     left, top, right, bottom = edges
-    # A crop may reach a little over the edge (padding); one that lies elsewhere is of another picture.
+    # A crop may extend a little beyond the edge (padding); one that lies elsewhere belongs to another picture.
     seen = max(min(right, frame.width) - max(left, 0), 0) * max(min(bottom, frame.height) - max(top, 0), 0)
     if seen < 0.5 * (right - left) * (bottom - top):
         crop = ", ".join(f"{edge:g}" for edge in edges)
@@ -109,14 +109,14 @@ def crop_of(box: Box | None, frame: Frame) -> tuple[float, float, float, float]:
 
 
 def dimmed(pixels: NDArray[np.float64], rows: slice, columns: slice) -> NDArray[np.float64]:
-    """RGB ``[H, W, 3]`` with all but these rows and columns dimmed."""
+    """Return RGB ``[H, W, 3]`` with all but these rows and columns dimmed."""
     dim = DIMMED * pixels + (1 - DIMMED) * DIM_GREY
     dim[rows, columns] = pixels[rows, columns]
     return dim
 
 
 def _photo(picture: Picture) -> Image.Image:
-    """The whole picture in RGB."""
+    """Return the whole picture in RGB."""
     if isinstance(picture, np.ndarray | Tensor):
         return Image.fromarray((as_pixels(picture) * 255).round().astype(np.uint8))
     if isinstance(picture, str | os.PathLike):
@@ -154,12 +154,12 @@ def overlay_png(
     max_side: int = 448,
     look: Look = DEFAULT,
 ) -> Image.Image:
-    """The picture with the map ``[rows, columns]`` laid over it, RGB, the longer side ``max_side`` pixels.
+    """Return the picture with the map ``[rows, columns]`` over it, RGB, the longer side ``max_side`` pixels.
 
     ``box`` says which part of the picture the map covers (default: all of it). ``stderr`` ``[rows, columns]`` draws
-    values whose 95 % interval includes zero at half their opacity. ``limit`` is the value that the ends of the scale
-    stand for, to be given where several maps are to be compared (default: the map's largest magnitude). Without a
-    picture the map alone is drawn. NaN is left uncoloured.
+    values whose 95 % interval includes zero at half their opacity. ``limit`` is the value at the ends of the scale;
+    give it to compare several maps (default: the map's largest magnitude). Without a picture only the map is drawn. NaN
+    is not coloured.
     """
     heat = as_map(heat)
     limit = symmetric_limit(heat) if limit is None else limit
@@ -167,7 +167,7 @@ def overlay_png(
     left, top, right, bottom = crop_of(box, shown)
     paper = _paper(shown.photo, shown.aspect, max_side, look)
     height, width = paper.shape[:2]
-    # Middles of the pixels, in cells of the map: those outside of the crop lie outside of the map.
+    # Centres of the pixels, in cells of the map: those outside the crop lie outside the map.
     down = ((np.arange(height) + 0.5) * shown.height / height - top) / (bottom - top) * heat.shape[0]
     across = ((np.arange(width) + 0.5) * shown.width / width - left) / (right - left) * heat.shape[1]
     rows, columns = (_span(points, cells) for points, cells in zip((down, across), heat.shape, strict=True))
@@ -189,7 +189,7 @@ def colours_png(
     limit: float | None = None,
     least_side: int = 112,
 ) -> Image.Image:
-    """The colours of the map alone, RGBA, each cell a square of some pixels: a page lays it over a photo."""
+    """Return the colours of the map, RGBA, each cell a square of some pixels; a page lays them over a photo."""
     heat = as_map(heat)
     limit = symmetric_limit(heat) if limit is None else limit
     times = -(-least_side // min(heat.shape))
@@ -201,7 +201,7 @@ def colours_png(
 def colour_scale_png(
     width: int = 256, height: int = 16, *, vertical: bool = False, look: Look = DEFAULT
 ) -> Image.Image:
-    """The colours as a strip for a legend: lowest value left (or below), zero in the middle, as dense as in the maps."""
+    """Return the colours as a strip for a legend: lowest value left (or below), zero in the middle."""
     steps = height if vertical else width
     along = (2 * np.arange(steps) + 1) / steps - 1  # middles of the pixels, in -1..1
     rgba = np.asarray(look.colormap()((along + 1) / 2), dtype=np.float64)
@@ -211,7 +211,7 @@ def colour_scale_png(
 
 
 def _paper(photo: Image.Image | None, aspect: float, max_side: int, look: Look) -> NDArray[np.float64]:
-    """What lies under the map: the picture, or white where there is none."""
+    """Return what is under the map: the picture, or white without one."""
     if photo is not None:
         return look.under(np.asarray(thumbnail(photo, max_side), dtype=np.float64) / 255)
     height, width = (max_side, max_side / aspect) if aspect > 1 else (max_side * aspect, max_side)
@@ -219,7 +219,7 @@ def _paper(photo: Image.Image | None, aspect: float, max_side: int, look: Look) 
 
 
 def _span(points: NDArray[np.float64], cells: int) -> slice:
-    """Which of the ascending points lie in the map."""
+    """Return which of the ascending points lie in the map."""
     return slice(int(np.searchsorted(points, 0)), int(np.searchsorted(points, cells)))
 
 
@@ -232,7 +232,7 @@ def _coloured(
     look: Look,
     over_picture: bool,
 ) -> NDArray[np.float64]:
-    """RGBA at the points ``down`` x ``across``, measured in cells; NaN is transparent."""
+    """Return RGBA at the points ``down`` x ``across``, measured in cells; NaN is transparent."""
     values = upsampled(heat, down, across, look.interpolation)
     shares = np.nan_to_num(values / (2 * limit) + 0.5, nan=0.5).clip(0, 1)
     rgba = np.array(look.colormap(over_picture=over_picture)(shares), dtype=np.float64)
@@ -244,7 +244,7 @@ def _coloured(
 
 
 def _outline(paper: NDArray[np.float64], rows: slice, columns: slice) -> None:
-    """A line around the crop, along those of its edges that lie inside of the picture."""
+    """Draw a line around the crop, along those of its edges that lie inside the picture."""
     height, width = paper.shape[:2]
     for row, inside in ((rows.start, rows.start > 0), (rows.stop - 1, rows.stop < height)):
         if inside:

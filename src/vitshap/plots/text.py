@@ -1,7 +1,7 @@
-"""Words that fit: measured in the font that draws them, broken into lines, cut with an ellipsis at last.
+"""Text that fits: measured in its font, broken into lines, and if need be cut with an ellipsis.
 
-Class names are other people's: long, without spaces, with dollar signs. So the room for a text is known before the figure
-is made, and nothing is read as mathematics (``parse_math=False``).
+Class names come from users: they may be long, without spaces, or with dollar signs. So the space for a text is known
+before the figure is made, and nothing is parsed as mathematics (``parse_math=False``).
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ FALLBACKS = (
     "Apple SD Gothic Neo",
     "Arial Unicode MS",
 )
-"""Fonts with Chinese, Japanese or Korean letters, tried first where the usual font lacks a letter."""
+"""Fonts with Chinese, Japanese or Korean letters, tried first if the default font lacks a letter."""
 _LOG = logging.getLogger(__name__)
 
 
 @lru_cache(maxsize=4096)
 def width_of(text: str, size: float) -> float:
-    """Width of one line, in inches."""
+    """Return the width of one line in inches."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -60,12 +60,12 @@ def width_of(text: str, size: float) -> float:
 
 
 def height_of(text: str, size: float) -> float:
-    """Height of its lines, in inches, with the gap to what it is written at; 0 for no text."""
+    """Return the height of the lines in inches, with the gap to what they belong to; 0 for no text."""
     return (text.count("\n") + 1) * size * 1.25 / 72 + 0.07 if text else 0.0
 
 
 def fitted(text: str, inches: float, *, size: float = TITLE, lines: int = 2) -> str:
-    """The text in at most so many lines of at most so many inches; what is left over becomes an ellipsis."""
+    """Return the text in at most ``lines`` lines of at most ``inches``; an ellipsis replaces the rest."""
     rest = " ".join(drawable(text).split())
     done: list[str] = []
     while rest and len(done) < lines:
@@ -81,7 +81,7 @@ def fitted(text: str, inches: float, *, size: float = TITLE, lines: int = 2) -> 
 
 
 def _first_line(text: str, inches: float, size: float) -> str:
-    """As many words as fit, or, of a word that is too long, as many letters (at least one)."""
+    """Return as many words as fit, or, of a word that is too long, as many letters (at least one)."""
     fits = bisect_right(range(1, len(text) + 1), inches, key=lambda n: width_of(text[:n], size))
     if fits == len(text):
         return text
@@ -93,7 +93,7 @@ def _first_line(text: str, inches: float, size: float) -> str:
 
 
 def finished(figure: Figure) -> Figure:
-    """The figure, with further fonts for texts whose letters the usual font lacks."""
+    """Return the figure, with further fonts for texts whose letters the default font lacks."""
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
@@ -103,23 +103,23 @@ def finished(figure: Figure) -> Figure:
 
 
 def fallbacks(text: str) -> tuple[str, ...]:
-    """Installed font families that have the letters which the usual font lacks."""
+    """Return installed font families that have the letters that the default font lacks."""
     return () if text.isascii() else _fonts_for(frozenset(text))[0]
 
 
 def drawable(text: str) -> str:
-    """The text with letters that no installed font has written as code points, which is said once."""
+    """Return the text with code points for letters that no installed font has; warn about them once."""
     if text.isascii():
         return text
     lacking = _fonts_for(frozenset(text))[1]
     if not lacking:
         return text
-    _say_lacking()
+    _warn_lacking()
     return "".join(f"\\u{ord(letter):04x}" if letter in lacking else letter for letter in text)
 
 
 @lru_cache(maxsize=1)
-def _say_lacking() -> None:
+def _warn_lacking() -> None:
     _LOG.warning(
         "no installed font has all letters of the class names: the others are written as code points; "
         "for Chinese, Japanese and Korean install a font such as Noto Sans CJK (package fonts-noto-cjk)"
@@ -128,7 +128,7 @@ def _say_lacking() -> None:
 
 @lru_cache(maxsize=4096)
 def _fonts_for(letters: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Families to be added to the usual one, and the letters that none of them has."""
+    """Return the families to add to the default one, and the letters that none of them has."""
     from matplotlib.font_manager import FontProperties, findfont
 
     missing = {letter for letter in letters if not letter.isspace()} - _letters(findfont(FontProperties()), letters)
@@ -144,7 +144,7 @@ def _fonts_for(letters: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]
 
 
 def _installed() -> Iterator[tuple[str, str]]:
-    """Name and file of every installed font family, those for Chinese, Japanese and Korean first."""
+    """Yield name and file of every installed font family, those for Chinese, Japanese and Korean first."""
     from matplotlib.font_manager import findSystemFonts, fontManager
 
     for path in {*findSystemFonts()} - {font.fname for font in fontManager.ttflist}:  # matplotlib's list may be old
@@ -156,7 +156,7 @@ def _installed() -> Iterator[tuple[str, str]]:
 
 
 def _letters(path: str, letters: frozenset[str]) -> set[str]:
-    """Which of the letters a font file has; none of one that cannot be drawn."""
+    """Return which of the letters a font file has; none for a font that cannot be drawn."""
     from matplotlib.font_manager import get_font
 
     try:

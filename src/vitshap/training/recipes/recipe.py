@@ -54,7 +54,7 @@ class ModelSettings:
     """The model to be explained; its classes and channels are those of the data."""
 
     name: str = "vit"
-    """A timm name, a transformers hub id or local folder, or "vit": an untrained ViT with the sizes below."""
+    """A timm name, a transformers hub id or folder, or "vit": an untrained ViT of transformers with the sizes below."""
     library: Literal["auto", "transformers", "timm"] = "auto"
     """Library that the name belongs to; auto: transformers for folders and names with a slash, otherwise timm."""
     pretrained: bool = True

@@ -1,4 +1,4 @@
-"""Quantus' form, with the real Quantus: its metrics run, and tell exact values from chance."""
+"""Quantus' metrics run on vitshap's methods and distinguish exact values from random ones."""
 
 import copy
 
@@ -55,8 +55,8 @@ def test_superpixels_and_doubles(model, batch):
     assert not shares[:, owner == -1].any()
 
 
-def test_flipping_pixels_tells_exact_values_from_chance(model, batch):
-    """A patch at a time is blanked, the highest value first: what matters most falls away earliest."""
+def test_flipping_pixels_tells_exact_values_from_random_ones(model, batch):
+    """Patches are blanked one at a time, the highest value first."""
     metric = quantus.PixelFlipping(features_in_step=64, perturb_baseline=0.0, abs=False, normalise=False, **QUIET)
     # Curves, [4 images, 6 patches]; Quantus' own area needs a numpy function that numpy no longer has.
     exact, chance = (
@@ -101,7 +101,7 @@ def test_max_sensitivity(model, batch, kind):
     assert np.mean(scores[0]) < np.mean(scores[1])
 
 
-def test_randomised_nets_are_explained_and_not_the_first_one(model, batch):
+def test_randomised_models_are_explained_instead_of_the_first_one(model, batch):
     """MPRT replaces the weights layer by layer: explanations must follow, or its score is 1 whatever the method."""
     metric = quantus.MPRT(
         similarity_func=quantus.correlation_spearman, return_last_correlation=True, normalise=False, **QUIET
@@ -114,7 +114,7 @@ def test_randomised_nets_are_explained_and_not_the_first_one(model, batch):
     np.testing.assert_allclose(frozen, 1.0)
 
 
-def test_another_net_than_the_methods_own(model, batch):
+def test_a_model_that_the_method_was_not_made_for(model, batch):
     images, targets = batch
     images, targets = images[:2], targets[:2]
     other = copy.deepcopy(model)
@@ -130,16 +130,16 @@ def test_another_net_than_the_methods_own(model, batch):
         own(other.net, images, targets)
 
 
-def test_an_explainer_explains_its_surrogate_alone(model, batch):
+def test_an_explainer_explains_its_surrogate_only(model, batch):
     images, targets = batch
     explainer = Explainer(small_vit())
-    with pytest.raises(ValueError, match="a trained explainer explains its surrogate alone"):
+    with pytest.raises(ValueError, match="a trained explainer explains its surrogate only"):
         vitshap.quantus_explain_func(explainer)(model, images, targets)
     loose = vitshap.quantus_explain_func(explainer, strict=False)
     assert np.array_equal(loose(model, images, targets), loose(explainer.surrogate, images, targets))
 
 
-def test_what_quantus_adds_is_taken_and_errors_are_not_swallowed(model, batch):
+def test_arguments_that_quantus_adds_are_accepted_and_errors_are_raised(model, batch):
     images, targets = batch
     explain = vitshap.quantus_explain_func(vitshap.method("random", model))
     assert explain(model, images, targets, device="cpu", method="random").shape == (4, 1, *SIZE)

@@ -1,4 +1,4 @@
-"""shap's form, with the real shap: its plots are drawn and show the values."""
+"""shap's plots are drawn from vitshap's explanations and show the values."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ def ink(figure) -> int:
     return int((np.asarray(figure.canvas.buffer_rgba())[..., :3] < 250).any(-1).sum())
 
 
-def test_players_and_classes_are_handed_over_unchanged(model):
+def test_players_and_classes_are_converted_unchanged(model):
     explanation = method("kernelshap", model, budget=64)(random_images(2))
     given = explanation.to_shap()
     assert isinstance(given, shap.Explanation)
@@ -106,7 +106,7 @@ def test_image_plot_draws_a_map_per_class_and_image(model):
     np.testing.assert_allclose(drawn, expected, rtol=1e-5)
 
 
-def test_every_image_with_a_class_of_its_own(model):
+def test_every_image_with_its_own_class(model):
     images = random_images(2)
     explanation = method("exact", model)(images, target=torch.tensor([[2, 0], [1, 3]]))
     given = explanation.to_shap(images=images)
@@ -117,7 +117,7 @@ def test_every_image_with_a_class_of_its_own(model):
     assert explanation.to_shap().output_names.tolist() == [["crane", "cat"], ["dog", "heron"]]
 
 
-def test_as_many_images_as_channels_confuse_nobody(model):
+def test_as_many_images_as_channels(model):
     """shap guesses axes by their sizes: [3 images, T] names would pass for [3 channels, T] outputs."""
     images = random_images(3)
     explanation = method("exact", model)(images, target=torch.tensor([[2], [1], [2]]))
@@ -154,7 +154,7 @@ def test_players_of_each_image_keep_their_numbers():
 
 
 @pytest.mark.parametrize("name", ["leave-one-out", "random"])
-def test_values_that_do_not_add_up_only_when_told(model, name):
+def test_values_that_are_not_additive_need_the_option(model, name):
     images = random_images(2)
     explanation = method(name, model)(images)
     with pytest.raises(ValueError, match=f"{name} is not additive.*allow_non_additive=True"):
@@ -203,13 +203,13 @@ def test_without_shap_the_message_says_what_to_install(monkeypatch):
         make().to_shap()
 
 
-def test_none_of_the_packages_is_imported_until_asked_for():
+def test_no_optional_package_is_imported_before_it_is_used():
     code = "import sys, vitshap; print(sorted({'shap', 'captum', 'quantus'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_slices_hand_over_their_images(model):
+def test_slices_convert_their_images(model):
     explanation = method("exact", model)(random_images(3))
     again = replace(explanation, class_names=None)[1].to_shap(target=2)
     assert again.shape == (1, 6)
