@@ -178,8 +178,8 @@ def test_a_classifier_refuses_pasted_images(classifier: MaskedModel, digits: Spl
 
 
 def test_augmented_training_runs(classifier: MaskedModel, digits: Splits, tmp_path: Path) -> None:
-    varied = Augmentation(horizontal_flip=0, vertical_flip=0, jitter=0)
-    config = SurrogateTraining(LoopConfig(epochs=1, batch_size=100), varied)
+    augmentation = Augmentation(horizontal_flip=0, vertical_flip=0, jitter=0)
+    config = SurrogateTraining(LoopConfig(epochs=1, batch_size=100), augmentation)
     fit_surrogate(classifier, digits.train, digits.val, tmp_path, config)
 
 

@@ -154,7 +154,7 @@ def test_a_single_unit_is_weighed_by_its_class() -> None:
 
 
 def test_the_explainers_values_tell_noisy_views_from_quiet_ones() -> None:
-    """Views alike but for their scale: how much of the information that the best weights would keep is kept."""
+    """Views that differ in scale only: how much of the information that the best weights would keep is kept."""
     table, law, views, n = _table(3), _law([0.4, 0.2, 0.2, 0.1, 0.1]), 4000, 16
     drawn, base, full = _views(table, law, views, n)
     scale = torch.logspace(-1.5, 0, views)[torch.randperm(views, generator=torch.Generator().manual_seed(1))]

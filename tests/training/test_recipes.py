@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,7 @@ def test_the_shipped_recipes_are_these() -> None:
 def test_every_recipe_parses_says_what_it_is_and_can_be_written_back(name: str) -> None:
     recipe = load_recipe(name)
     assert len(recipe.description) > 20
+    assert re.search("measured|projected", recipe.resources)
     again = from_plain(Recipe(), read_yaml(yaml.safe_dump(to_plain(recipe)), name))
     assert again == recipe
 
