@@ -21,8 +21,8 @@ from vitshap.cli import app
 from vitshap.data import load_data
 from vitshap.explainers import Explainer
 from vitshap.training.loop import BEST
-from vitshap.training.nets import build_model
 from vitshap.training.recipes import load_recipe
+from vitshap.training.recipes.run import build_model
 from vitshap.training.recipes.settings import to_plain, to_yaml
 
 SMALL = ["model.image_size=8", "model.patch_size=4", "model.hidden_size=16", "model.layers=1", "model.heads=2"]

@@ -25,8 +25,8 @@ from vitshap.training.configs import (
 )
 from vitshap.training.explainer import fit_explainer
 from vitshap.training.fit import fit_classifier, fit_masked_classifier, fit_surrogate
-from vitshap.training.nets import build_model
 from vitshap.training.recipes import load_recipe
+from vitshap.training.recipes.run import build_model
 
 
 def _loop(epochs: int, rate: float) -> LoopConfig:

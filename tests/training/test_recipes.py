@@ -22,9 +22,8 @@ from vitshap.data.layouts import IMAGENETTE_CLASSES
 from vitshap.explainers import Explainer, ExplainerConfig
 from vitshap.models import Preprocess
 from vitshap.training.batches import Images
-from vitshap.training.nets import build_model
 from vitshap.training.recipes import Recipe, load_recipe, recipe_names
-from vitshap.training.recipes.run import run
+from vitshap.training.recipes.run import build_model, run
 from vitshap.training.recipes.settings import SettingsError, describe, from_plain, read_yaml, to_plain
 
 PAPER = ["paper-imagenette", "paper-pets", "paper-mura"]

@@ -214,7 +214,7 @@ def test_weights_of_a_timm_net_with_another_head(images: Path, tmp_path: Path) -
     given = timm.create_model("vit_tiny_patch16_224", num_classes=7, img_size=32)
     save_file({name: tensor.half() for name, tensor in given.state_dict().items()}, tmp_path / "weights.safetensors")
     from vitshap.data import load_data
-    from vitshap.training.nets import build_model
+    from vitshap.training.recipes.run import build_model
 
     data = load_data(images).train
     model_settings = ["model.image_size=32", f"model.weights={tmp_path / 'weights.safetensors'}"]

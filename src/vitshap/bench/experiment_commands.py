@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from vitshap.bench.command import Device, Out, ProgressLines, console, show, subcommand
-from vitshap.devices import resolve_device
 from vitshap.experiments.tables import Table, write_tables
+from vitshap.models.base import resolve_device
 
 # Options of several subcommands
 Bundle = Annotated[str, typer.Argument(help="Bundle: a folder, a shipped name or a hub id.")]

@@ -15,8 +15,7 @@ from vitshap.coalitions import Coalitions
 from vitshap.game import ClassLike, Game, check_coalitions
 from vitshap.models import removal as sessions
 from vitshap.models.base import Adapter, evaluating, fingerprint, net_device_dtype, unwrapped
-from vitshap.models.chunks import evaluate_rows, token_budget
-from vitshap.models.packed import EncodePacked, encode_packed
+from vitshap.models.packed import EncodePacked, encode_packed, evaluate_rows, token_budget
 from vitshap.models.precision import FastValues, Precision
 from vitshap.models.preprocess import Preprocess, from_array, is_photo, open_image
 from vitshap.players import Players, PlayersLike, resolve
