@@ -1,4 +1,4 @@
-"""A hook of mkdocs: formulas become MathML when the site is built, so that pages need no script and no other host."""
+"""A hook of mkdocs that converts formulas to MathML when the site is built; pages need no script and no other host."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ _DISPLAY = re.compile(r'<div class="arithmatex">\s*\\\[(.+?)\\\]\s*</div>', re.D
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Replace what arithmatex has marked."""
+    """Convert the formulas that arithmatex has marked."""
     html = _DISPLAY.sub(lambda found: f"<p>{convert(unescape(found[1]).strip(), display='block')}</p>", html)
     return _INLINE.sub(lambda found: convert(unescape(found[1]).strip()), html)

@@ -12,7 +12,6 @@ ORDER = [
     "compat",
     "errors",
     "registry",
-    "devices",
     "files",
     "counter_rng",
     "coalitions",

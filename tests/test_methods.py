@@ -65,7 +65,8 @@ def test_every_listed_method_loads_and_explains():
     images = random_images(model, 2)
     explainer = Explainer(model)
     for name in list_methods():
-        explanation = method(name, explainer if name == "explainer" else model)(images)
+        options = {"references": images} if name == "expected-gradients" else {}
+        explanation = method(name, explainer if name == "explainer" else model, **options)(images)
         assert isinstance(explanation, Explanation)
         assert explanation.method == name
         assert explanation.values.shape == (2, 9, 4)

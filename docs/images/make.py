@@ -28,14 +28,14 @@ def main(folder: Path) -> None:
     path = next(name for name in load_sample_images().filenames if name.endswith("china.jpg"))
     explanation = explainer(path, target="predicted")
     name = explanation.class_names[int(explanation.classes[0, 0])]
-    seen = Image.open(path).crop([round(side) for side in explanation.image_box[0].tolist()])  # what the net sees of it
+    seen = Image.open(path).crop([round(side) for side in explanation.image_box[0].tolist()])  # the model's crop
 
     def curves(of: vitshap.Explanation) -> tuple[np.ndarray, np.ndarray]:
         return tuple(
             metric(surrogate, path, of).points[0, 0].numpy() for metric in (metrics.insertion, metrics.deletion)
         )
 
-    chance = [
+    random = [
         curves(vitshap.method("random", surrogate, seed=seed)(path, target="predicted"))
         for seed in range(RANDOM_ORDERS)
     ]
@@ -45,11 +45,11 @@ def main(folder: Path) -> None:
         *curves(explanation),
         unit=explanation.unit,
         title=f"{name}: {explanation.base_values.item():.2f} to {explanation.full_values.item():.2f}",
-        picture_title="what the net sees",
+        picture_title="the model's crop",
         label=f"'{name}'",
         name="explainer",
         compare={
-            f"{RANDOM_ORDERS} random orders": tuple(np.mean(order, axis=0) for order in zip(*chance, strict=True))
+            f"{RANDOM_ORDERS} random orders": tuple(np.mean(order, axis=0) for order in zip(*random, strict=True))
         },
         value_label=f"probability of {name}",
     )

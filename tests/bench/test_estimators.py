@@ -43,7 +43,7 @@ def test_evaluations_to_an_error_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("games", "seeds"), [(4, 2), pytest.param(20, 20, marks=pytest.mark.long)], ids=["short", "twenty games"]
+    ("games", "seeds"), [(4, 2), pytest.param(20, 5, marks=pytest.mark.long)], ids=["short", "twenty games"]
 )
 def test_ours_needs_no_more_than_the_best_of_theirs(games: int, seeds: int) -> None:
     chosen = dict(list(synthetic_games().items())[:games])

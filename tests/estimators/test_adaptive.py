@@ -63,7 +63,7 @@ def repeated() -> tuple[Tensor, Tensor, Tensor]:
     return torch.stack([run.values[0] for run in runs]), torch.stack(errors), truth[0]
 
 
-def test_truth_adds_up() -> None:
+def test_values_add_up() -> None:
     game, truth = certain_early(2)
     torch.testing.assert_close(truth.sum(1), game.grand - game.null)
 
@@ -81,7 +81,7 @@ def test_bias_is_a_small_part_of_the_error(repeated: tuple[Tensor, Tensor, Tenso
     assert float(bias.mean()) < 0.01 * float((values - truth).square().mean())
 
 
-def test_intervals_hold_the_truth(repeated: tuple[Tensor, Tensor, Tensor]) -> None:
+def test_intervals_contain_the_exact_values(repeated: tuple[Tensor, Tensor, Tensor]) -> None:
     values, stderr, truth = repeated
     inside = ((values - truth).abs() <= 1.96 * stderr).to(torch.float64)
     assert 0.92 < float(inside.mean()) < 0.98
@@ -90,7 +90,7 @@ def test_intervals_hold_the_truth(repeated: tuple[Tensor, Tensor, Tensor]) -> No
     assert 0.9 < float(told) < 1.1
 
 
-def test_inputs_are_asked_about_coalitions_of_their_own() -> None:
+def test_inputs_have_their_own_coalitions() -> None:
     game, truth = certain_early(3)
     asked: list[Coalitions] = []
     value = game._value

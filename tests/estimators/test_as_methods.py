@@ -65,7 +65,7 @@ def test_unequal_numbers_of_players(model) -> None:
     assert explanation.values[1, 4:].abs().max() == 0
 
 
-def test_players_of_one_image_that_lacks_some(model) -> None:
+def test_players_absent_from_one_image(model) -> None:
     labels = torch.stack([torch.arange(15).view(3, 5) % 6, torch.arange(15).view(3, 5) % 4])
     one = from_labels(labels, (3, 5))[1:2]  # players 4 and 5 are of the other image
     assert model.game(nets.images(NAME)[1:], players=one).player_mask.tolist() == [[True] * 4 + [False] * 2]
@@ -111,7 +111,7 @@ def test_a_threshold_for_all_classes_of_a_net_is_for_the_predicted_one() -> None
         method("kernelshap", model, threshold_for="all", **options)(images)
 
 
-def test_truth_of_images_belongs_to_the_weights(model, exact_values, tmp_path) -> None:
+def test_reference_values_belong_to_the_weights(model, exact_values, tmp_path) -> None:
     stored = truth.of_images(tmp_path, model, nets.images(NAME), budget=8000, batch=1)
     assert (stored.values - exact_values.values).square().mean().sqrt() < 0.02 * exact_values.values.std()
     assert stored.reliability.min() > 0.99
@@ -121,7 +121,7 @@ def test_truth_of_images_belongs_to_the_weights(model, exact_values, tmp_path) -
         truth.load(tmp_path, surrogate=other.fingerprint())
 
 
-def test_a_truth_computed_in_half_precision_is_of_the_same_surrogate(tmp_path) -> None:
+def test_reference_values_in_half_precision_belong_to_the_same_surrogate(tmp_path) -> None:
     model, images = wrap(nets.build(NAME)), nets.images(NAME)
     half = truth.of_images(tmp_path / "a", model, images, budget=600, precision="float16")
     assert half.specification.surrogate == model.fingerprint()
@@ -133,7 +133,7 @@ def test_a_truth_computed_in_half_precision_is_of_the_same_surrogate(tmp_path) -
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_truth_computed_on_a_gpu_is_found_on_a_cpu(tmp_path) -> None:
+def test_reference_values_of_a_gpu_are_valid_on_a_cpu(tmp_path) -> None:
     model, images = wrap(nets.build(NAME)), nets.images(NAME)
     name = model.fingerprint()
     made = truth.of_images(tmp_path, model.cuda(), images.cuda(), budget=600)

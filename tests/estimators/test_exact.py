@@ -55,7 +55,7 @@ def test_axioms(d: int, seed: int, factor: float) -> None:
     assert torch.allclose(symmetric.values[0, 0], symmetric.values[0, 1], atol=1e-12)
 
 
-def test_players_that_an_input_lacks_are_worth_nothing() -> None:
+def test_absent_players_have_the_value_zero() -> None:
     weights = torch.tensor([[[1.0], [2.0], [0.0]], [[3.0], [-1.0], [4.0]]])
     full = additive(weights)
     game = Game(

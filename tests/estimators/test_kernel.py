@@ -91,7 +91,7 @@ def test_converges_to_exact_values_of_a_classifier_like_game(options: dict[str, 
     "options",
     [{"moments": "exact"}, {"moments": "exact", "paired": False}, {}, {"size_effect": False, "moments": "exact"}],
 )
-def test_mean_over_seeds_is_the_truth(options: dict[str, Any]) -> None:
+def test_mean_over_seeds_is_exact(options: dict[str, Any]) -> None:
     game = digit_like(9, 3)
     truth = exact(game).values
     runs = torch.stack([kernelshap(game, budget=100, seed=seed, **options).values for seed in range(300)])

@@ -15,7 +15,7 @@ from vitshap.estimators.kernel import kernelshap
 from vitshap.estimators.permutation import permutation
 
 
-def test_reliability_is_the_squared_correlation_with_the_truth() -> None:
+def test_reliability_is_the_squared_correlation_with_exact_values() -> None:
     game = size_effect(40, batch_size=8, num_outputs=3, noise=0.3)
     estimate, reliability = split_half(partial(kernelshap, size_effect=False), game, budget=1000)
     squared = correlation(estimate.values, game.shapley_values) ** 2

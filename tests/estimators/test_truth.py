@@ -56,7 +56,7 @@ def test_stopped_and_continued_is_the_same(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         compute(tmp_path / "cut", game_of=failing)
-    with pytest.raises(FileNotFoundError, match="no finished truth"):
+    with pytest.raises(FileNotFoundError, match="no finished reference values"):
         truth.load(tmp_path / "cut")
     (tmp_path / "cut" / "part-00000002.safetensors.tmp").write_bytes(b"half a file")
     continued = compute(tmp_path / "cut", game_of=failing)
@@ -65,7 +65,7 @@ def test_stopped_and_continued_is_the_same(tmp_path: Path) -> None:
         assert torch.equal(getattr(whole, name), getattr(continued, name))
 
 
-def test_a_finished_truth_is_not_computed_again(tmp_path: Path) -> None:
+def test_finished_reference_values_are_not_computed_again(tmp_path: Path) -> None:
     made = compute(tmp_path)
 
     def never(part: slice) -> Game:
@@ -75,11 +75,11 @@ def test_a_finished_truth_is_not_computed_again(tmp_path: Path) -> None:
     assert torch.equal(made.values, again.values)
 
 
-def test_another_surrogate_needs_another_truth(tmp_path: Path) -> None:
+def test_another_surrogate_needs_other_reference_values(tmp_path: Path) -> None:
     compute(tmp_path)
-    with pytest.raises(ValueError, match="surrogate 'abc' there, 'xyz' asked"):
+    with pytest.raises(ValueError, match="surrogate 'abc' there, 'xyz' requested"):
         compute(tmp_path, surrogate="xyz")
-    with pytest.raises(ValueError, match="a new surrogate needs a new truth"):
+    with pytest.raises(ValueError, match="a new surrogate needs new ones"):
         truth.load(tmp_path, surrogate="xyz")
     assert truth.load(tmp_path, surrogate="abc").specification.num_inputs == 5
 
@@ -88,7 +88,7 @@ def test_progress_and_bad_input(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     compute(tmp_path / "a", progress=lambda done, of: seen.append((done, of)))
     assert seen == [(2, 5), (4, 5), (5, 5)]
-    with pytest.raises(ValueError, match="asked for 2 inputs and gave 1"):
+    with pytest.raises(ValueError, match="returned 1 inputs instead of 2"):
         compute(tmp_path / "b", game_of=lambda part: game_of(slice(0, 1)))
     with pytest.raises(ValueError, match="at least 1"):
         compute(tmp_path / "c", num_inputs=0)

@@ -222,7 +222,7 @@ def test_a_foreign_folder_and_a_newer_version(folder: Path, tmp_path: Path) -> N
     with _one_line("format version 2, vitshap .* reads up to 1: upgrade"):
         Explainer.from_pretrained(folder)
     nets.build("transformers ViT").save_pretrained(tmp_path / "foreign")
-    with _one_line("no vitshap bundle: its config.json is of .*ViTForImageClassification"):
+    with _one_line("not a vitshap bundle: its config.json is of .*ViTForImageClassification"):
         Explainer.from_pretrained(tmp_path / "foreign")
     with _one_line("is a file"):
         Explainer.from_pretrained(folder / "config.json")
@@ -271,7 +271,10 @@ UNTRUSTED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "a text for a unit": (lambda c: c["explainer"]["config"].update(output_scale="big"), "output_scale is a positive"),
     "a list for quality": (lambda c: c.update(quality=[1]), "quality must be numbers and text by name"),
-    "another activation": (lambda c: c["surrogate"]["net"]["arguments"].update(hidden_act="relu"), r"v\(0\) moved by"),
+    "another activation": (
+        lambda c: c["surrogate"]["net"]["arguments"].update(hidden_act="relu"),
+        r"v\(0\) changed by",
+    ),
 }
 
 

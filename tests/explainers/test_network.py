@@ -18,9 +18,9 @@ from vitshap.explainers.network import (
     ExplainerNetwork,
     Head,
     Trunk,
-    even_shares,
     normalised,
     sum_over_players,
+    uniform_shares,
 )
 from vitshap.models import wrap
 from vitshap.players import blocks, from_labels, patches
@@ -155,7 +155,7 @@ def test_an_impossible_scale_is_refused_and_changes_nothing(bad: float) -> None:
 def test_a_net_without_a_trunk_is_sent_to_the_unet() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
     model = wrap(net, removal="pixels", image_size=32)
-    with pytest.raises(ValueError, match=r'Sequential lends no trunk.*trunk="unet"'):
+    with pytest.raises(ValueError, match=r'Sequential cannot be the trunk.*trunk="unet"'):
         Explainer(model)
 
 
@@ -202,7 +202,7 @@ def test_profiles_begin_flat_and_change_neither_values_nor_trunk() -> None:
     with_profiles, shares = more.train().outputs(pixels)
     torch.testing.assert_close(with_profiles, values)
     assert shares is not None
-    flat = even_shares(model.num_players).float()[:, None].expand(-1, model.num_classes)
+    flat = uniform_shares(model.num_players).float()[:, None].expand(-1, model.num_classes)
     torch.testing.assert_close(shares, flat.expand_as(shares))
     shares.square().sum().backward()
     learning = {name for name, p in more.named_parameters() if p.grad is not None and bool(p.grad.abs().sum() > 0)}

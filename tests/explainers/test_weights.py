@@ -118,7 +118,7 @@ def test_a_damaged_file_is_a_clear_error(content: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("init", ["surogate", "no/such.safetensors", "/no/such/net"])
 def test_a_misspelt_source_names_the_known_ones(init: str) -> None:
-    with pytest.raises(ValueError, match=r"surrogate, scratch, classifier, the path of.*a name of timm.*; there is no"):
+    with pytest.raises(ValueError, match=r"surrogate, scratch, classifier, the path of.*a timm name.*; there is no"):
         _trunk(_model(), init)
 
 

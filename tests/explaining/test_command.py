@@ -213,7 +213,7 @@ def test_bundles_that_cannot_be_used(home: Path, bundle: Path) -> None:
     (copy / "surrogate.safetensors").write_bytes(data)
     _refused("photos", "--bundle", copy, match="is damaged")
     nets.build("transformers ViT").save_pretrained(home / "foreign")
-    _refused("photos", "--bundle", home / "foreign", match="is no vitshap bundle")
+    _refused("photos", "--bundle", home / "foreign", match="is not a vitshap bundle")
 
 
 @pytest.mark.filterwarnings("ignore:.*does not say how it wants its images")

@@ -28,7 +28,7 @@ def explainer(model):
 @pytest.mark.parametrize("name", [name for name in list_methods() if name != "explainer"])
 def test_patches_of_every_method_add_up_to_their_values(model, name):
     images = random_images(2)
-    explain = method(name, model)
+    explain = method(name, model, **({"references": images} if name == "expected-gradients" else {}))
     attributions = explain.attribute(images, target=2)
     assert attributions.shape == images.shape
     assert attributions.dtype == images.dtype

@@ -21,7 +21,8 @@ def test_every_metric_measures_every_additive_method():
     images = random_images(model, 2)
     for name in list_metrics():
         for by in list_methods():
-            explanation = method(by, Explainer(model) if by == "explainer" else model)(images, target=[2, 0])
+            options = {"references": images} if by == "expected-gradients" else {}
+            explanation = method(by, Explainer(model) if by == "explainer" else model, **options)(images, target=[2, 0])
             if name == "shapley-error" and not explanation.additive:
                 continue
             found = metric(name)(model, images, explanation)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitshap.models import chunks
+from vitshap.models import packed
 from vitshap.models.packed import Rows
 from vitshap.players import patches
 
@@ -47,8 +47,8 @@ def test_every_row_is_answered_in_its_place_within_the_budget(
     coalitions = torch.rand(batch, per_image, 12, generator=torch.Generator().manual_seed(seed)) < 0.5
     session = _Recorder(similar)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "ROWS_AT_ONCE", rows_at_once)
-        out = chunks.evaluate_rows(session, coalitions, patches((3, 4)), budget, lambda _: None)
+        patch.setattr(packed, "ROWS_AT_ONCE", rows_at_once)
+        out = packed.evaluate_rows(session, coalitions, patches((3, 4)), budget, lambda _: None)
     assert torch.equal(out[..., 0], coalitions.sum(-1).float())
     assert torch.equal(out[..., 1], torch.arange(batch)[:, None].expand(-1, per_image).float())
     assert max(session.costs) <= budget
@@ -59,7 +59,7 @@ def test_running_out_of_memory_makes_chunks_smaller(similar: bool) -> None:
     coalitions = torch.rand(1, 500, 12, generator=torch.Generator().manual_seed(0)) < 0.5
     session = _Recorder(similar, capacity=100)
     told: list[int] = []
-    out = chunks.evaluate_rows(session, coalitions, patches((3, 4)), 10_000, told.append)
+    out = packed.evaluate_rows(session, coalitions, patches((3, 4)), 10_000, told.append)
     assert torch.equal(out[..., 0], coalitions.sum(-1).float())
     assert told == sorted(told, reverse=True)
     assert 25 <= told[-1] <= 100
@@ -68,4 +68,4 @@ def test_running_out_of_memory_makes_chunks_smaller(similar: bool) -> None:
 def test_one_row_too_many_is_an_error() -> None:
     coalitions = torch.ones(1, 3, 12, dtype=torch.bool)
     with pytest.raises(torch.OutOfMemoryError):
-        chunks.evaluate_rows(_Recorder(False, capacity=5), coalitions, patches((3, 4)), 100, lambda _: None)
+        packed.evaluate_rows(_Recorder(False, capacity=5), coalitions, patches((3, 4)), 100, lambda _: None)

@@ -128,7 +128,7 @@ def test_arrays_and_single_tensors_are_images() -> None:
     [
         (np.zeros((32, 32, 3)), r"\[32, 32, 3\]; floats may be in 0 to 1, in 0 to 255 or normalised"),
         (np.zeros((2, 32, 32, 3), np.float32), r"\[2, 32, 32, 3\]; floats may be in 0 to 1"),
-        (np.zeros((3, 32, 32), np.uint8), r"uint8 \[H, W, 3\]; the net's own input .*; got uint8 \[3, 32, 32\]"),
+        (np.zeros((3, 32, 32), np.uint8), r"uint8 \[H, W, 3\]; the model's own input .*; got uint8 \[3, 32, 32\]"),
         (np.zeros((3, 32, 3), np.uint8), r"got uint8 \[3, 32, 3\]"),
         (np.zeros((3, 24, 32)), r"float \[3, 32, 32\], with or without a batch; got float64 \[3, 24, 32\]"),
         (np.zeros((32, 32, 3), np.int64), "got int64"),

@@ -152,7 +152,7 @@ def test_a_deep_copy_is_independent() -> None:
             lambda: transformers.SwinForImageClassification(transformers.SwinConfig(depths=[1], num_heads=[2])),
             "models these can be masked",
         ),
-        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), "comes from none of"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), "is not a model of timm"),
     ],
 )
 def test_what_cannot_be_masked_is_refused_with_a_reason_and_a_way_out(build, says: str) -> None:
@@ -186,7 +186,7 @@ class _DoesMore(TimmViT):
     [
         (_PoolsEverything, "head reads withheld patches"),
         (_MixesNeighbours, "patch embedding mixes neighbouring patches"),
-        (_TalksAside, "another way than attention"),
+        (_TalksAside, "outside of attention"),
         (_DoesMore, "does more than"),
     ],
 )

@@ -57,13 +57,20 @@ def test_a_metric_gives_what_is_drawn():
     """An image with 3 of 4 players, as ``metrics.insertion`` returns it."""
     points = torch.tensor([[[0.0, 0.6, 0.9, 0.9, torch.nan]]], dtype=torch.float64)
     fractions = torch.tensor([[0, 1 / 3, 2 / 3, 1, torch.nan]], dtype=torch.float64)
-    curve = Curve(points, points.nanmean(2), fractions, torch.zeros(1, 1, dtype=torch.int64))
+    curve = Curve(
+        metric="insertion",
+        values=points.nanmean(2),
+        classes=torch.zeros(1, 1, dtype=torch.int64),
+        higher_is_better=True,
+        points=points,
+        fractions=fractions,
+    )
     plain, pair = curve.points[0, 0].numpy(), (curve.fractions[0].numpy(), curve.points[0, 0].numpy())
     figure = plots.curves_figure(np.eye(2), None, plain, pair)
     insertion, deletion = figure.axes[-2:]
     for axes in (insertion, deletion):
         np.testing.assert_allclose(axes.get_lines()[0].get_xdata(), [0, 1 / 3, 2 / 3, 1])
-        assert axes.get_legend().get_texts()[0].get_text() == f"area {float(curve.area):.3f}, this map"
+        assert axes.get_legend().get_texts()[0].get_text() == f"area {float(curve.values):.3f}, this map"
 
 
 def test_uneven_points_have_an_area_too():

@@ -239,7 +239,7 @@ def test_only_one_image_with_rows_and_columns_is_drawn():
     with pytest.raises(ValueError, match=r"explanation\[i\]"):
         make().plot()
     words = ragged(players=torch.tensor([[0, 1, 1, 2], [1, 0, 0, -1]]))[0]
-    with pytest.raises(ValueError, match="rows and columns"):
+    with pytest.raises(ValueError, match="rows, columns"):
         words.plot()
     with pytest.raises(ValueError, match="0 titles for 0 maps"):
         make()[0].plot(target=[])

@@ -42,10 +42,10 @@ def test_height_counts_lines():
 @pytest.fixture
 def fresh_fonts():
     """What is known of fonts is asked for again, before and after."""
-    for cache in (texts._fonts_for, texts._say_lacking, texts.width_of):
+    for cache in (texts._fonts_for, texts._warn_lacking, texts.width_of):
         cache.cache_clear()
     yield
-    for cache in (texts._fonts_for, texts._say_lacking, texts.width_of):
+    for cache in (texts._fonts_for, texts._warn_lacking, texts.width_of):
         cache.cache_clear()
 
 

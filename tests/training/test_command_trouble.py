@@ -1,4 +1,4 @@
-"""What goes wrong with ``vitshap train``: told in a line with exit code 2, before hours are spent, and nothing is lost."""
+"""Failures of ``vitshap train``: reported in one line with exit code 2, before hours are spent, and nothing is lost."""
 
 import json
 import shutil
@@ -21,8 +21,8 @@ from vitshap.cli import app
 from vitshap.data import load_data
 from vitshap.explainers import Explainer
 from vitshap.training.loop import BEST
-from vitshap.training.nets import build_model
 from vitshap.training.recipes import load_recipe
+from vitshap.training.recipes.run import build_model
 from vitshap.training.recipes.settings import to_plain, to_yaml
 
 SMALL = ["model.image_size=8", "model.patch_size=4", "model.hidden_size=16", "model.layers=1", "model.heads=2"]
@@ -49,10 +49,10 @@ def test_one_bad_image_is_no_reason_to_stop_wherever_it_is(tmp_path: Path) -> No
     result = _train(images, tmp_path / "other")
     assert result.exit_code == 2
     assert "of 120 images cannot be read, which is more than 1 %" in result.output
-    assert not (tmp_path / "other").exists(), "told before anything is begun, so that it can be tried again"
+    assert not (tmp_path / "other").exists(), "reported before anything is started, so that it can be tried again"
 
 
-def test_other_images_are_not_what_was_begun(tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_with_other_images(tmp_path: Path) -> None:
     images = trees.class_folders(tmp_path / "images", {"cats": 24, "dogs": 20})
     out = tmp_path / "out"
     assert _train(images, out).exit_code == 0
@@ -103,7 +103,7 @@ def test_a_plain_vit_whatever_library_the_recipe_has(tmp_path: Path) -> None:
     assert isinstance(build_model(settings, data).net, ViTForImageClassification)
 
 
-def test_what_has_not_begun_may_change(tmp_path: Path) -> None:
+def test_settings_of_a_training_that_has_not_started_may_change(tmp_path: Path) -> None:
     images = trees.class_folders(tmp_path / "images", {"cats": 24, "dogs": 20})
     out = tmp_path / "out"
     assert _train(images, out, "--set", "explainer.network.extra_block=false").exit_code == 0
@@ -168,12 +168,12 @@ def test_weights_that_do_not_fit_are_not_drawn_instead(zoo: tuple[Path, Path], t
     save_file(shallow, tmp_path / "shallow" / "model.safetensors", {"format": "pt"})
     weights = tmp_path / "short" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    told = {
+    expected = {
         "wide": "do not fit its configuration",
         "short": "cannot be loaded with transformers",
         "shallow": "tensors of its blocks",
     }
-    for spoiled, said in told.items():
+    for spoiled, said in expected.items():
         result = _train(images, tmp_path / "out", model=tmp_path / spoiled, settings=[])
         assert result.exit_code == 2, result.output
         assert said in " ".join(result.output.split())

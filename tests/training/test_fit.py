@@ -25,8 +25,8 @@ from vitshap.training.configs import (
 )
 from vitshap.training.explainer import fit_explainer
 from vitshap.training.fit import fit_classifier, fit_masked_classifier, fit_surrogate
-from vitshap.training.nets import build_model
 from vitshap.training.recipes import load_recipe
+from vitshap.training.recipes.run import build_model
 
 
 def _loop(epochs: int, rate: float) -> LoopConfig:
@@ -178,8 +178,8 @@ def test_a_classifier_refuses_pasted_images(classifier: MaskedModel, digits: Spl
 
 
 def test_augmented_training_runs(classifier: MaskedModel, digits: Splits, tmp_path: Path) -> None:
-    varied = Augmentation(horizontal_flip=0, vertical_flip=0, jitter=0)
-    config = SurrogateTraining(LoopConfig(epochs=1, batch_size=100), varied)
+    augmentation = Augmentation(horizontal_flip=0, vertical_flip=0, jitter=0)
+    config = SurrogateTraining(LoopConfig(epochs=1, batch_size=100), augmentation)
     fit_surrogate(classifier, digits.train, digits.val, tmp_path, config)
 
 

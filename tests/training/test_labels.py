@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitshap.coalitions import CoalitionLaw, all_coalitions, shapley_kernel
 from vitshap.estimators.exact import exact
-from vitshap.explainers.network import size_bumps
+from vitshap.explainers.network import size_basis
 from vitshap.game import Game
 from vitshap.training.configs import ValuesConfig
 from vitshap.training.explainer import ValuesStep
@@ -154,7 +154,7 @@ def test_a_single_unit_is_weighed_by_its_class() -> None:
 
 
 def test_the_explainers_values_tell_noisy_views_from_quiet_ones() -> None:
-    """Views alike but for their scale: how much of the information that the best weights would keep is kept."""
+    """Views that differ in scale only: how much of the information that the best weights would keep is kept."""
     table, law, views, n = _table(3), _law([0.4, 0.2, 0.2, 0.1, 0.1]), 4000, 16
     drawn, base, full = _views(table, law, views, n)
     scale = torch.logspace(-1.5, 0, views)[torch.randperm(views, generator=torch.Generator().manual_seed(1))]
@@ -263,7 +263,7 @@ def test_pairs_of_the_shapley_kernel_have_one_weight() -> None:
 def _prediction(seed: int, views: int, scale: float = 1.0) -> Prediction:
     """Some explainer's answer, the same for all views: wrong values and profiles that differ between classes."""
     generator = torch.Generator().manual_seed(seed)
-    bumps = len(size_bumps(D))
+    bumps = len(size_basis(D))
     values = scale * torch.randn(1, D, 2, generator=generator)
     shares = torch.randn(1, bumps, 2, generator=generator).softmax(1)
     return Prediction(values.expand(views, -1, -1), shares.expand(views, -1, -1))
@@ -295,12 +295,12 @@ def test_a_control_variate_leaves_no_bias_however_wrong_it_is(paired: bool, remo
 def test_the_right_values_and_profile_leave_no_noise(paired: bool) -> None:
     """A game whose effects differ between sizes, but are linear at each: nothing is left of it."""
     generator = torch.Generator().manual_seed(0)
-    effects, shares = torch.randn(D, 2, generator=generator), torch.rand(len(size_bumps(D)), 2, generator=generator)
+    effects, shares = torch.randn(D, 2, generator=generator), torch.rand(len(size_basis(D)), 2, generator=generator)
     effects, shares = effects - effects.mean(0), shares / shares.sum(0)
     law = shapley_kernel(D)
     drawn = law.sample(30 * 8, paired=paired, generator=generator).view(30, 8, D)
     sizes = drawn.sum(2)
-    profile = size_bumps(D).T.float()[sizes] @ shares
+    profile = size_basis(D).T.float()[sizes] @ shares
     values = profile * (drawn.float() @ effects)
     predicted = Prediction(effects.expand(30, -1, -1), shares.expand(30, -1, -1))
     zero = torch.zeros(30, 2)

@@ -24,7 +24,7 @@ from torch import nn
 from tests.training import small_training, unused_weights
 from vitshap.training import checkpoints
 from vitshap.training.configs import LoopConfig
-from vitshap.training.loop import Task, TrainingDiverged, learning_rate, train
+from vitshap.training.loop import Task, TrainingDiverged, best_record, learning_rate, train
 
 PROGRAM = [sys.executable, small_training.__file__]
 
@@ -249,3 +249,12 @@ def test_a_training_that_stops_early_says_so(tmp_path: Path) -> None:
 def test_auto_is_no_number_for_the_loop(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="before this is read"):
         train(small_training.task(), LoopConfig(batch_size="auto"), tmp_path)
+
+
+def test_the_best_record_is_the_first_among_equals() -> None:
+    history = [
+        {"epoch": i, "loss": loss, "accuracy": accuracy} for i, (loss, accuracy) in enumerate([(3, 1), (1, 2), (1, 2)])
+    ]
+    assert best_record(history, "loss")["epoch"] == 1
+    assert best_record(history, "accuracy")["epoch"] == 1
+    assert best_record(history, "selection_loss")["epoch"] == 1, "the loss decides where a metric is missing"

@@ -72,8 +72,8 @@ def _given_what_is_seen(of_image: Tensor) -> Tensor:
     found = torch.zeros(len(IMAGES), 2**D, of_image.shape[1])
     for i, image in enumerate(IMAGES):
         for j, s in enumerate(all_coalitions(D)):
-            alike = (IMAGES[:, s] == image[s]).all(1) * COUNTS
-            found[i, j] = (alike[:, None] * of_image).sum(0) / alike.sum()
+            matching = (IMAGES[:, s] == image[s]).all(1) * COUNTS
+            found[i, j] = (matching[:, None] * of_image).sum(0) / matching.sum()
     return found
 
 

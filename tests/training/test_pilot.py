@@ -85,4 +85,4 @@ def test_sizes_are_those_of_the_images_that_count() -> None:
         )
         shares.append(float(plan.law.size_probabilities[:11].sum()))
     assert shares[0] < 0.2  # by size of the noise: that of the second
-    assert shares[1] == pytest.approx(0.5, abs=0.1)  # by relative noise: both alike
+    assert shares[1] == pytest.approx(0.5, abs=0.1)  # by relative noise: both equal

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +22,8 @@ from vitshap.data.layouts import IMAGENETTE_CLASSES
 from vitshap.explainers import Explainer, ExplainerConfig
 from vitshap.models import Preprocess
 from vitshap.training.batches import Images
-from vitshap.training.nets import build_model
 from vitshap.training.recipes import Recipe, load_recipe, recipe_names
-from vitshap.training.recipes.run import run
+from vitshap.training.recipes.run import build_model, run
 from vitshap.training.recipes.settings import SettingsError, describe, from_plain, read_yaml, to_plain
 
 PAPER = ["paper-imagenette", "paper-pets", "paper-mura"]
@@ -41,6 +41,7 @@ def test_the_shipped_recipes_are_these() -> None:
 def test_every_recipe_parses_says_what_it_is_and_can_be_written_back(name: str) -> None:
     recipe = load_recipe(name)
     assert len(recipe.description) > 20
+    assert re.search("measured|projected", recipe.resources)
     again = from_plain(Recipe(), read_yaml(yaml.safe_dump(to_plain(recipe)), name))
     assert again == recipe
 

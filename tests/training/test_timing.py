@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from vitshap.data import Splits, load_digits
-from vitshap.training.nets import build_model
 from vitshap.training.progress import TensorBoard
 from vitshap.training.recipes import load_recipe, timing
+from vitshap.training.recipes.run import build_model
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_weights_of_a_timm_net_with_another_head(images: Path, tmp_path: Path) -
     given = timm.create_model("vit_tiny_patch16_224", num_classes=7, img_size=32)
     save_file({name: tensor.half() for name, tensor in given.state_dict().items()}, tmp_path / "weights.safetensors")
     from vitshap.data import load_data
-    from vitshap.training.nets import build_model
+    from vitshap.training.recipes.run import build_model
 
     data = load_data(images).train
     model_settings = ["model.image_size=32", f"model.weights={tmp_path / 'weights.safetensors'}"]
@@ -233,7 +233,7 @@ def test_weights_of_a_timm_net_with_another_head(images: Path, tmp_path: Path) -
     assert converted.preprocess == built.preprocess
     for wrong, said in (
         ("model.name=deit_tiny_distilled_patch16_224", "does not hold"),
-        ("model.head_rows=[9, 1]", "rows 0 to 6"),
+        ("model.head_rows=[9, 1]", "of the head's 0 to 6"),
     ):
         with pytest.raises(ValueError, match=said):
             build_model(
@@ -298,19 +298,24 @@ def test_a_folder_that_is_not_empty_and_another_recipe_are_refused(tmp_path: Pat
     from vitshap.training.recipes.settings import to_plain, to_yaml
 
     (out / "recipe.yaml").write_text(to_yaml(to_plain(load_recipe("digits", settings=settings))))
-    (out / "classifier" / "checkpoints").mkdir(parents=True)  # it has begun
+    (out / "classifier" / "checkpoints").mkdir(parents=True)  # it has started
     code, said = _invoke("digits", "--out", out, "--resume")
     assert code == 2
     assert "classifier.loop.epochs: 1 / 40" in said
     code, said = _invoke("digits", "--out", out, settings=settings)
     assert code == 2
     assert "continue it with --resume" in said
+    (out / "recipe.yaml").write_text("explainer: {values: {unsure: 1}}")
+    code, said = _invoke("digits", "--out", out, "--resume")
+    assert code == 2
+    assert "of another version (unknown key explainer.values.unsure" in " ".join(said.split())
 
 
 def test_list_and_keys() -> None:
     code, said = _invoke("--list")
     assert code == 0
     assert "paper-imagenette" in said
+    assert "14.1 minutes, measured" in " ".join(said.split())
     code, said = _invoke("digits", "--keys", settings=["explainer.loop.epochs=77"])
     assert code == 0
     assert "explainer.loop.epochs" in said

@@ -45,7 +45,7 @@ def _images(n: int = 8, labels: Any = None) -> list[tuple[torch.Tensor, Any]]:
 # Images and labels of Python's users
 
 
-def test_normalised_tensors_are_not_varied_behind_anyones_back() -> None:
+def test_normalised_tensors_are_not_augmented() -> None:
     data = TensorDataset(torch.randn(8, 3, 8, 8), torch.arange(8) % 3)
     with pytest.raises(
         ValueError, match=r"between 0 and 1, these are between -\d.*preprocess=Preprocess.*augmentation="
@@ -197,7 +197,7 @@ def test_held_out_values_of_another_surrogate_are_computed_anew(tmp_path: Path) 
     assert torch.equal(held_out(_model(1), damaged)["values"], first["values"])
 
 
-def test_a_full_disk_is_told_and_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_earlier_files(tmp_path: Path) -> None:
     files.write_tensors(tmp_path / BEST, {"a": torch.ones(3)})
     with full_disk(200), pytest.raises(OSError, match=r"best\.safetensors could not be written .* unchanged"):
         files.write_tensors(tmp_path / BEST, {"a": torch.ones(1000)})

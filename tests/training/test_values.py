@@ -20,7 +20,7 @@ from vitshap.training.values.labels import NoiseWeighting
 from vitshap.training.values.store import LOW_CONFIDENCE, Evaluator, ValueStore
 from vitshap.training.values.validation import FILE, ValidationSet
 
-VARIED = Augmentation(horizontal_flip=0, vertical_flip=0, jitter=0)
+AUGMENTATION = Augmentation(horizontal_flip=0, vertical_flip=0, jitter=0)
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +37,18 @@ def _store(
     memory_gib: float | None = None,
     streamed: bool = False,
     views: int = 3,
-    varied: Augmentation = VARIED,
+    augmentation: Augmentation = AUGMENTATION,
 ) -> ValueStore:
     data = load_digits().train.subset(range(40))
     source = StreamedPixels(data, None, device="cpu") if streamed else data
-    images = Images(model, source, varied, seed=0)
+    images = Images(model, source, augmentation, seed=0)
     config = ValuesConfig(views=views, coalitions=6, memory_gib=memory_gib)
     return make_store(Evaluator(model), images, config)
 
 
 @pytest.mark.parametrize("paste", [0.0, 0.7])
 def test_memory_does_not_decide_what_values_are(model: MaskedModel, paste: float) -> None:
-    store_of = partial(_store, model, varied=replace(VARIED, paste=paste))
+    store_of = partial(_store, model, augmentation=replace(AUGMENTATION, paste=paste))
     all_kept, one_kept = store_of(), store_of(memory_gib=40 * 7 * 3 * 4 * 1.5 / 2**30)
     nothing_kept, streamed = store_of(memory_gib=0.0), store_of(streamed=True)
     assert all_kept.keeps_all
@@ -68,7 +68,7 @@ def test_memory_does_not_decide_what_values_are(model: MaskedModel, paste: float
 
 
 def test_the_last_views_are_weakly_augmented(model: MaskedModel) -> None:
-    hard = replace(VARIED, crop_scale=(0.2, 0.5), paste=0.9)
+    hard = replace(AUGMENTATION, crop_scale=(0.2, 0.5), paste=0.9)
     data, values = load_digits().train.subset(range(30)), ValuesConfig(views=8, weak_augmentation_fraction=0.25)
     images = training_images(model, data, ExplainerTraining(augmentation=hard, values=values))
     order = [torch.arange(30)]
@@ -194,8 +194,8 @@ def test_images_of_low_confidence_are_oversampled(model: MaskedModel, streamed: 
     config = ExplainerTraining(augmentation=None, values=ValuesConfig(low_confidence_oversampling=3))
     images = training_images(model, source, config)
     assert len(images) == 60 + 2 * len(doubtful)
-    met = torch.cat([pixels for pixels, _ in images.in_order(50)])
-    assert torch.equal(met, pixels[[*range(60), *doubtful, *doubtful]])
+    found = torch.cat([pixels for pixels, _ in images.in_order(50)])
+    assert torch.equal(found, pixels[[*range(60), *doubtful, *doubtful]])
     # A repeated image is asked about its own coalitions, and each of its places has values of its own.
     store = make_store(Evaluator(model), images, replace(config.values, views=1, coalitions=12))
     twice = torch.tensor([60, 60 + len(doubtful)])
@@ -227,15 +227,15 @@ def test_memory_does_not_decide_what_is_seen_where_an_image_cannot_be_read(model
             assert images.source.pixels is opened.pixels, "pixels are not copied"
         return list(images.views(torch.arange(len(images)).split(40), 3))
 
-    met = []
+    found = []
     for limit in (None, 0):
         with pytest.warns(UserWarning, match="1 of 120 images cannot be read"):
             views = seen(limit)
         pixels, indices = torch.cat([p for p, _ in views]), torch.cat([batch.indices for _, batch in views])
-        met.append({i: pixels[at] for at, i in enumerate(indices.tolist())})
-    assert met[0].keys() == met[1].keys()
-    assert max(met[0]) >= 120
-    assert all(torch.equal(pixels, met[1][i]) for i, pixels in met[0].items())
+        found.append({i: pixels[at] for at, i in enumerate(indices.tolist())})
+    assert found[0].keys() == found[1].keys()
+    assert max(found[0]) >= 120
+    assert all(torch.equal(pixels, found[1][i]) for i, pixels in found[0].items())
 
 
 def test_oversampling_by_confidence_needs_softmax() -> None:

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from vitshap.bench.command import Device, Out, ProgressLines, console, show, subcommand
-from vitshap.devices import resolve_device
 from vitshap.experiments.tables import Table, write_tables
+from vitshap.models.base import resolve_device
 
 # Options of several subcommands
 Bundle = Annotated[str, typer.Argument(help="Bundle: a folder, a shipped name or a hub id.")]
@@ -118,7 +118,7 @@ def bench_quality(
     from vitshap.training.values.store import Evaluator
 
     if record:
-        bundles.own_folder(bundle)  # an error before anything is measured
+        bundles.local_folder(bundle)  # an error before anything is measured
     where = resolve_device(device)
     explainer = Explainer.from_pretrained(bundle, device=where)
     test = quality.open_data(explainer.surrogate, data, layout=layout, split=split, cache=cache).test
@@ -158,7 +158,7 @@ def bench_unknown(
     from vitshap.explainers import bundle as bundles
 
     if record:
-        bundles.own_folder(bundle)
+        bundles.local_folder(bundle)
     model = Explainer.from_pretrained(bundle, device=resolve_device(device)).surrogate
     test = quality.open_data(model, data, layout=layout, split=split, cache=cache).test
     known = quality.top_probabilities(model, test, count=images)

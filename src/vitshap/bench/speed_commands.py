@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from vitshap.bench.command import Device, Out, ProgressLines, show, subcommand
-from vitshap.devices import resolve_device
 from vitshap.experiments.tables import Column, Table
+from vitshap.models.base import resolve_device
 
 
 class ArchName(StrEnum):

@@ -159,9 +159,9 @@ def _exact(game: EnumeratedGame, model: MaskedModel, seconds: float) -> Explanat
 
 
 def _other_methods(model: MaskedModel, budgets: Sequence[int]) -> Iterator[tuple[str, MethodLike]]:
-    """Yield every registered method but "exact" and "explainer"; sampling methods once for each budget."""
+    """Yield every registered method but those that are compared with or need references; sampling ones for each budget."""
     for name in list_methods():
-        if name in ("exact", Explainer.name):
+        if name in ("exact", Explainer.name, "expected-gradients"):
             continue
         made = method(name, model, prediction_by="surrogate")
         if isinstance(made, SamplingMethod):

@@ -1,1 +1,1 @@
-"""Shapley values from evaluations of a game: exact, by regression (KernelSHAP) and by permutations, with error bars."""
+"""Shapley values from evaluations of a game: exact, by regression (KernelSHAP) and by permutations, with errors."""

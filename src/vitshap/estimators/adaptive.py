@@ -1,9 +1,9 @@
-"""Evaluations where the error is: sizes and pairs allotted by what the regression on a pilot leaves unexplained.
+"""Adaptive allocation of evaluations to sizes, by the residual errors of a pilot.
 
-A pair (s, 1-s) spends as much on its large coalition as on its small one, though a classifier that is already certain of
-the large one learns nothing from it; and sizes at which all coalitions are worth the same need few evaluations. So after
-a pilot of ordinary pairs, each input gets n_k coalitions of every size k <= d/2 and m_k complements, pairs as far as the
-smaller of the two reaches, chosen to make the variance of its values least (docs/estimators.md, section 10).
+A pair (s, 1-s) spends as much on its large coalition as on its small one, although the output for large coalitions often
+hardly varies; and sizes at which all coalitions have the same value need few evaluations. So after a pilot of ordinary
+pairs, each input gets n_k coalitions of every size k <= d/2 and m_k complements (as pairs as far as possible), which
+minimise the variance of its values (docs/estimators.md, section 10).
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from vitshap.game import Game
 BANDWIDTH = 0.25
 """Error variances are smoothed over sizes, on the axis log(k / (d - k))."""
 PILOT = 1 / 8
-"""Share of the evaluations that are drawn before anything is known."""
-WORTH = 1.2
-"""The variance must be promised to fall by this factor, or all evaluations are ordinary pairs."""
+"""Share of the evaluations used for the pilot."""
+GAIN = 1.2
+"""The expected variance must fall by this factor; otherwise all evaluations are ordinary pairs."""
 HORIZON = 4
-"""Where partial estimates are watched, this factor of the evaluations so far is what the promise is about."""
+"""With partial estimates, the expected variance is computed for this multiple of the evaluations so far."""
 KEPT = 0.1
-"""Share of the evaluations that stays with the ordinary allocation, in case the pilot missed something."""
+"""Share of the evaluations that keep the ordinary allocation, in case the pilot is misleading."""
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One input's small coalitions, or its large ones, with what the regression leaves of them."""
+    """One input's small or large coalitions, with the residuals of the regression."""
 
     sample: Sample
     fitted: Fit
     rows: Tensor
-    """Which of all drawn units these are, int64 ``[n]``."""
+    """Indices of these units among all drawn ones, int64 ``[n]``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +54,12 @@ class Moment:
     product: Tensor
 
     def variance(self, counts: Tensor) -> Tensor:
-        """Of the difference of means, ``[G]``, from ``counts`` (``[2, G]``) small and large coalitions of each size."""
-        both = counts.amax(0)  # the covariance of means over n and over m units, the fewer among the more
+        """Return the variance ``[G]`` of the difference of means over ``counts`` (``[2, G]``) coalitions of each side."""
+        both = counts.amax(0)  # covariance of means over n and m units that share min(n, m) of them
         return self.small / counts[0] + self.large / counts[1] - 2 * self.product / both
 
     def needs(self, paired: Tensor) -> Tensor:
-        """Squares of the best numbers of small and large coalitions, up to a factor, ``[2, G]``; equal where ``paired``."""
+        """Return the squared optimal counts of both sides, up to a factor, ``[2, G]``; equal if ``paired``."""
         pair = (self.small + self.large - 2 * self.product).clamp(min=0) / 2
         less_small, less_large = self.small - 2 * self.product, self.large - 2 * self.product
         more_small, more_large = (less_small > self.large) & ~paired, (less_large > self.small) & ~paired
@@ -69,39 +69,39 @@ class Moment:
 
 
 class AdaptiveState(SizeEffectState):
-    """A pilot of pairs, then as many small and large coalitions of every size as each input needs."""
+    """A pilot of pairs, then small and large coalitions of every size, allocated for each input."""
 
     def __init__(self, game: Game, paired: bool, moments: Moments, sampling: Sampling, batch: int, seed: int) -> None:
-        """Nothing is evaluated yet; ``paired`` must be true."""
+        """Start without evaluations; ``paired`` must be true."""
         super().__init__(game, paired, moments, sampling, batch, seed)
-        # Halves that are listed rather than drawn come in one order only, and few players need no economies: pairs.
+        # Enumerated pairs of size d/2 come in one order only, and few players need no adaptation: use pairs.
         self._possible = self._design.population[-1] > ENUMERABLE
-        # A side has no order within pairs, so halves have a size effect like all others.
+        # Unpaired coalitions of size d/2 have a size effect like all others.
         self._side = replace(self._design, paired=False)
         self._members = torch.zeros(0, game.num_players, dtype=torch.bool, device=game.device)
         self._groups = torch.zeros(0, dtype=torch.int64, device=game.device)
-        self._order = torch.zeros(0, dtype=torch.int64, device=game.device)  # place among the units of its stratum
+        self._order = torch.zeros(0, dtype=torch.int64, device=game.device)  # index within the stratum
         self._values: Tensor | None = None  # [2, B, N, K]: v(s), v(1-s); zero where not evaluated
         self._both: list[Tensor] = []
-        self._counts: Tensor | None = None  # [B, 2, G] once allotted, on the CPU
+        self._counts: Tensor | None = None  # [B, 2, G] once allocated, on the CPU
         self._fitted: dict[int, tuple[Side, Side]] = {}
 
     def advance(self, evaluations: int) -> int:
-        """Evaluate up to ``evaluations`` in all: pairs, until the pilot is there and says what else."""
+        """Evaluate up to ``evaluations`` in total: pairs for the pilot, then by the adaptive allocation."""
         if self._counts is None:
-            # While pairs are few they are regressed on triples, which sides do not have.
-            if not self._possible or evaluations < 2 * max(self.first_look, MOST_COLUMNS + 2):
+            # Few pairs are regressed on triples, which unpaired coalitions do not support.
+            if not self._possible or evaluations < 2 * max(self.first_check, MOST_COLUMNS + 2):
                 return super().advance(evaluations)
             used = 2 + 2 * int(self._drawer.drawn.sum())
-            super().advance(max(self.first_look, int(PILOT * evaluations), used))
+            super().advance(max(self.first_check, int(PILOT * evaluations), used))
             if not self._switch(max(evaluations, HORIZON * used)):
                 return super().advance(evaluations)
-        self._allot(evaluations - 2)
+        self._allocate(evaluations - 2)
         return 2 + int(self._counts_now.sum((1, 2)).max())
 
     @property
     def switched(self) -> bool:
-        """Whether evaluations are allotted by the errors found."""
+        """Whether the adaptive allocation is in use."""
         return self._counts is not None
 
     @property
@@ -117,7 +117,7 @@ class AdaptiveState(SizeEffectState):
         return (self._both[-1][0] - self._both[-1][1]).transpose(0, 1).flatten(1)
 
     def _switch(self, evaluations: int) -> bool:
-        """Take the pilot over as the first units of every stratum, if an allocation of its own promises enough."""
+        """Switch to the adaptive allocation if it is expected to lower the variance enough."""
         sample = self._sample()
         members = torch.cat([members for members, _, _ in self._parts])
         groups = torch.cat([groups for _, groups, _ in self._parts])
@@ -133,7 +133,7 @@ class AdaptiveState(SizeEffectState):
             ours = self._split(b, errors, evaluations - 2, torch.Generator().manual_seed(0))
             before += float((self._weight * paired[b] / usual).sum().log())
             after += float((self._weight * errors.variance(ours)).sum().log())
-        if before - after > log(WORTH) * self._game.batch_size:
+        if before - after > log(GAIN) * self._game.batch_size:
             self._parts.clear()
             self._both.clear()
             return True
@@ -143,16 +143,16 @@ class AdaptiveState(SizeEffectState):
 
     @property
     def _weight(self) -> Tensor:
-        """What a squared error at each size adds to the variance of the values, up to a factor; ``[G]``."""
+        """Weight of a squared error of each size in the variance of the values, up to a factor; ``[G]``."""
         drawn = torch.tensor([float(n > ENUMERABLE) for n in self._design.population], dtype=torch.float64)
         return self._design.mass**2 / self._design.relative_mass * drawn
 
     def _per_input(self, error: Tensor) -> Tensor:
-        """Squares summed over outputs, ``[n, B]``."""
+        """Sum the squares over outputs, ``[n, B]``."""
         return error.square().view(len(error), self._game.batch_size, -1).sum(2)
 
     def _append(self, members: Coalitions, groups: Tensor, before: Tensor, values: Tensor | None) -> None:
-        """Add units of which ``before`` (``[G]``) were there already."""
+        """Add units to the ``before`` (``[G]``) that exist already."""
         counts = torch.bincount(groups, minlength=len(before))
         by_group = torch.argsort(groups, stable=True)
         place = torch.empty_like(groups)
@@ -171,7 +171,7 @@ class AdaptiveState(SizeEffectState):
         return [moment(*self._sides(b), len(self._groups)) for b in range(self._game.batch_size)]
 
     def _split(self, b: int, errors: Moment, total: int, generator: torch.Generator) -> Tensor:
-        """Small and large coalitions of every size for one input, int64 ``[2, G]``."""
+        """Return the numbers of small and large coalitions of every size for one input, int64 ``[2, G]``."""
         halves = 2 * self._design.sizes == self._design.num_players
         best = self._design.mass / self._design.relative_mass.sqrt() * errors.needs(halves).sqrt()
         usual = self._wish.expand(2, -1)
@@ -183,12 +183,12 @@ class AdaptiveState(SizeEffectState):
         counts = torch.maximum(counts, already).view(2, -1)
         counts = counts.where(~halves, torch.maximum(counts.amin(0), already.view(2, -1).amax(0)))
         excess = int(counts.sum()) - total
-        if excess > 0:  # rounding only: the best endowed gives it back
+        if excess > 0:  # from rounding: taken from the largest count
             counts.view(-1)[int((counts - already.view(2, -1)).where(~halves, 0).argmax())] -= excess
         return counts
 
-    def _allot(self, total: int) -> None:
-        """Split ``total`` evaluations per input over sizes and sides by the errors so far, and evaluate what is new."""
+    def _allocate(self, total: int) -> None:
+        """Allocate ``total`` evaluations per input by the errors so far, and evaluate the new ones."""
         before = self._counts_now
         after = torch.stack(
             [self._split(b, errors, total, self._rounding) for b, errors in enumerate(self._moments_of_inputs())]
@@ -197,20 +197,20 @@ class AdaptiveState(SizeEffectState):
         needed = torch.maximum(after.amax((0, 1)), drawn)
         if bool((needed > drawn).any()):
             self._append(*self._drawer.up_to(needed), drawn, None)
-        asked, places = [], []
+        rows_of, places = [], []
         for old, new in zip(before, after, strict=True):
             new_units = (self._order >= old.to(self._order.device)[:, self._groups]) & (
                 self._order < new.to(self._order.device)[:, self._groups]
             )  # [2, N]
             sides, rows = new_units.nonzero(as_tuple=True)
-            asked.append(self._members[rows] ^ (sides == 1)[:, None])
+            rows_of.append(self._members[rows] ^ (sides == 1)[:, None])
             places.append((sides, rows))
         self._counts = after
         self._fitted.clear()
-        # Every input has as many, but for rounding at halves: the others ask for one coalition more than once.
-        most = max(len(rows) for rows in asked)
+        # Inputs have equal numbers up to rounding; shorter ones are filled with the full coalition.
+        most = max(len(rows) for rows in rows_of)
         coalitions = torch.stack(
-            [torch.cat([rows, rows.new_ones(most - len(rows), rows.shape[1])]) for rows in asked]
+            [torch.cat([rows, rows.new_ones(most - len(rows), rows.shape[1])]) for rows in rows_of]
         )  # [B, S, d]
         values = self._values_now
         for first in range(0, most, self._batch):
@@ -224,20 +224,20 @@ class AdaptiveState(SizeEffectState):
         return cast(Tensor, self._values)
 
     def _evaluated(self, b: int) -> Tensor:
-        """Which small and large coalitions were evaluated for an input, bool ``[2, N]``."""
+        """Return which small and large coalitions were evaluated for an input, bool ``[2, N]``."""
         return self._order < self._counts_now[b].to(self._order.device)[:, self._groups]
 
     def _sides(self, b: int) -> tuple[Side, Side]:
         if b not in self._fitted:
-            # After the pilot all inputs were asked the same, and one factorisation serves them all.
-            alike = bool((self._counts_now == self._counts_now[b]).all())
-            inputs = range(self._game.batch_size) if alike else range(b, b + 1)
+            # After the pilot all inputs have the same coalitions, and one factorisation is used for all.
+            same = bool((self._counts_now == self._counts_now[b]).all())
+            inputs = range(self._game.batch_size) if same else range(b, b + 1)
             small, large = (self._side_of(inputs, side) for side in (0, 1))
             self._fitted.update(zip(inputs, zip(small, large, strict=True), strict=True))
         return self._fitted[b]
 
     def _side_of(self, inputs: range, side: int) -> list[Side]:
-        """The small (0) or large (1) coalitions of inputs that were asked about the same ones."""
+        """Return the small (0) or large (1) coalitions of inputs that share them."""
         rows = self._evaluated(inputs[0])[side].nonzero()[:, 0]
         rows = rows[torch.argsort(self._groups[rows], stable=True)]
         counts = self._counts_now[inputs[0], side]
@@ -250,7 +250,7 @@ class AdaptiveState(SizeEffectState):
         return [Side(sample, Fit(*fields), rows) for fields in zip(*parts, strict=True)]
 
     def estimate(self) -> tuple[Tensor, Tensor]:
-        """Values and standard errors ``[B, d, K]``."""
+        """Return values and standard errors, ``[B, d, K]`` each."""
         if self._counts is None:
             return super().estimate()
         base, full = endpoints(self._game)
@@ -264,7 +264,7 @@ class AdaptiveState(SizeEffectState):
 
 
 def moment(small: Side, large: Side, total: int) -> Moment:
-    """Mean squares and products of leave-one-out errors, summed over outputs; the sides have their units from ``total``."""
+    """Return mean squares and products of leave-one-out errors, summed over outputs; ``total`` units were drawn."""
     design = small.sample.design
     errors = small.fitted.error.new_zeros(2, total, small.fitted.error.shape[1])
     there = torch.zeros(2, total, dtype=torch.bool, device=errors.device)
@@ -278,7 +278,7 @@ def moment(small: Side, large: Side, total: int) -> Moment:
 
 
 def smooth(design: Strata, groups: Tensor, values: Tensor) -> Tensor:
-    """Mean over units of each size and its neighbours of ``values`` (``[n, C]``), on the CPU, ``[C, G]``."""
+    """Return means of ``values`` (``[n, C]``) over the units of each size and its neighbours, on the CPU, ``[C, G]``."""
     place = position(design)
     near = torch.exp(-((place[:, None] - place) ** 2) / (2 * BANDWIDTH**2))  # [G, G]
     sums = values.new_zeros(len(place), values.shape[1]).index_add(0, groups, values).cpu()
@@ -287,17 +287,17 @@ def smooth(design: Strata, groups: Tensor, values: Tensor) -> Tensor:
 
 
 def difference(small: Side, large: Side, total: int) -> tuple[Tensor, Tensor]:
-    """``sum_k P_k E_k[x (v(s) - v(1-s))]`` and its variance, ``[d, K]`` each, from sides that share some of all units.
+    """Return ``sum_k P_k E_k[x (v(s) - v(1-s))]`` and its variance, ``[d, K]`` each, from sides that share some units.
 
-    A unit counts with what it adds to the difference, be it one coalition or both. What is left over has next to no mean
-    within a size, so squares are not centred: that errs, if at all, on the side of too large a variance.
+    A unit contributes one coalition or both. Residuals have almost no mean within a size, so squares are not centred;
+    the variance is, if anything, overestimated.
     """
     design, device = small.sample.design, small.rows.device
     left, weighted, alone = torch.zeros(3, total, small.fitted.error.shape[1], dtype=torch.float64, device=device)
     members = torch.zeros(total, design.num_players, dtype=torch.bool, device=device)
     groups = torch.zeros(total, dtype=torch.int64, device=device)
-    # Drawn without replacement: what both sides saw of a size lessens the variance of the difference, and what only one
-    # of them saw lessens its own.
+    # Finite-population correction: units evaluated on both sides reduce the variance of the difference, units on one
+    # side only that of this side.
     unseen = torch.minimum(small.sample.unseen, large.sample.unseen)
     for sign, side in ((1, small), (-1, large)):
         weight = sign * side.sample.per_unit(side.sample.weight)[:, None]

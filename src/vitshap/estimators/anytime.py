@@ -1,7 +1,7 @@
-"""The loop that all sampling estimators share: evaluate, estimate, look at the error, stop or go on.
+"""The loop that all sampling estimators share: evaluate, estimate, check the error, stop or continue.
 
-An estimator is a ``State`` that can be advanced to a number of evaluations and asked for what it knows. Budget, stopping
-rule, history and callbacks live here once.
+An estimator is a ``State`` that can be advanced to a number of evaluations and returns its current estimate. Budget,
+stopping rule, history and callbacks are implemented here.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from vitshap.estimators.estimate import Checkpoint, Estimate, Watcher, endpoints, error_ratios, without_absent
+from vitshap.estimators.estimate import Checkpoint, Estimate, ProgressCallback, endpoints, error_ratios, without_absent
 from vitshap.game import Game
 
 GROWTH = 1.3
-"""Evaluations between two looks grow by this factor at least, so that looking costs a bounded share of the work."""
+"""Evaluations grow at least by this factor between two checks, which bounds the cost of checking."""
 CAUTION = 0.7
-"""Unwatched, the next look comes after this share of the evaluations that are forecast to reach the threshold ..."""
+"""Without a callback, the next check comes at this share of the evaluations forecast to reach the threshold ..."""
 FARTHEST = 2.0
-"""... but after no more than this factor: a regression often does better than the forecast."""
+"""... but at most at this multiple of the present ones, because a regression often beats the forecast."""
 
 
 class State(Protocol):
-    """A sampling estimator in the middle of its work."""
+    """The state of a sampling estimator."""
 
     method: str
     smallest: int
-    """Evaluations (endpoints included) below which there is no estimate."""
-    first_look: int
-    """Evaluations before which a partial estimate says too little to be worth its computation."""
+    """Fewest evaluations (endpoints included) that give an estimate."""
+    first_check: int
+    """Evaluations before the first partial estimate; earlier ones are too inaccurate."""
 
     def advance(self, evaluations: int) -> int:
-        """Evaluate up to ``evaluations`` in all, endpoints included; return how many were used, never more."""
+        """Evaluate up to ``evaluations`` in total, endpoints included; return how many were used, never more."""
 
     def estimate(self) -> tuple[Tensor, Tensor | None]:
-        """Values and standard errors so far, float64 ``[B, d, K]`` each."""
+        """Return the present values and standard errors, float64 ``[B, d, K]`` each."""
 
 
 def run(
@@ -46,23 +46,23 @@ def run(
     budget: int,
     threshold: float | None,
     target: Tensor | None,
-    progress: Watcher | None,
+    progress: ProgressCallback | None,
 ) -> Estimate:
-    """Advance ``state`` until the budget is used or every class is below ``threshold``, or those of ``target``."""
+    """Advance ``state`` until the budget is used or every class (of ``target``, if given) is below ``threshold``."""
     require_budget(budget, state.smallest, state.method)
     if threshold is not None and not threshold > 0:
         raise ValueError(f"threshold is a positive ratio of standard error to range, got {threshold}")
     base, full = endpoints(game)
-    watched = _targets(game, full, target)  # [B, T]
-    likely = watched.gather(1, full.gather(1, watched).argmax(1, keepdim=True))  # [B, 1]
-    looks = threshold is not None or progress is not None
+    checked = _targets(game, full, target)  # [B, T]
+    likely = checked.gather(1, full.gather(1, checked).argmax(1, keepdim=True))  # [B, 1]
+    checks = threshold is not None or progress is not None
     history: list[Checkpoint] = []
-    goal = _rounded(max(state.first_look, 128), budget) if looks else budget
+    goal = _rounded(max(state.first_check, 128), budget) if checks else budget
     while True:
         used = state.advance(goal)
         values, stderr = without_absent(game, *state.estimate())
         ratios = error_ratios(values, stderr)  # [B, K]
-        worst = ratios.gather(1, watched).amax(1)  # [B]
+        worst = ratios.gather(1, checked).amax(1)  # [B]
         below = worst < (threshold if threshold is not None else torch.finfo(ratios.dtype).tiny)
         history.append(Checkpoint(used, float(worst.max()), float(ratios.gather(1, likely).max())))
         estimate = Estimate(values, stderr, base, full, used, state.method, below, tuple(history))
@@ -70,11 +70,11 @@ def run(
             progress(estimate)
         if goal == budget or bool(below.all()):
             return estimate
-        goal = _next_look(goal, budget, history[-1], None if progress is not None else threshold)
+        goal = _next_check(goal, budget, history[-1], None if progress is not None else threshold)
 
 
-def _next_look(goal: int, budget: int, last: Checkpoint, threshold: float | None) -> int:
-    """Evaluations at the next look: one growth on, or nearer to where ``threshold`` is forecast to be reached."""
+def _next_check(goal: int, budget: int, last: Checkpoint, threshold: float | None) -> int:
+    """Return the evaluations at the next check: larger by ``GROWTH``, or by more if ``threshold`` is far away."""
     following = GROWTH * goal
     if threshold is not None and isfinite(last.worst_ratio):
         # The ratio falls as one over the square root of the evaluations.
@@ -84,7 +84,7 @@ def _next_look(goal: int, budget: int, last: Checkpoint, threshold: float | None
 
 
 def _rounded(goal: float, budget: int) -> int:
-    """No look just before the end."""
+    """Round up to the budget if the check would come just before the end."""
     return int(goal) if goal < budget / GROWTH**0.5 else budget
 
 
@@ -104,7 +104,7 @@ def require_budget(budget: int, smallest: int, method: str) -> None:
 
 
 def _targets(game: Game, full: Tensor, target: Tensor | None) -> Tensor:
-    """Outputs that a threshold is for, int64 ``[B, T]``."""
+    """Return the outputs that the threshold applies to, int64 ``[B, T]``."""
     if target is None:
         return torch.arange(game.num_outputs, device=full.device).expand(game.batch_size, -1)
     return target.view(game.batch_size, -1).to(full.device)

@@ -1,6 +1,6 @@
-"""The estimators as methods: the call that every method answers, with each estimator's options as fields.
+"""The estimators as methods that explain images, with each estimator's options as fields.
 
-The estimators themselves know games and nothing of images, so they can be used, tested and compared without a net.
+The estimators themselves work on games, so they can be used, tested and compared without a model.
 """
 
 from __future__ import annotations
@@ -26,47 +26,47 @@ ThresholdFor: TypeAlias = Literal["auto", "explained", "predicted"]
 
 @dataclass(frozen=True, eq=False)
 class Exact(Method):
-    """All 2^d coalitions, for at most 20 players."""
+    """Exact Shapley values from all 2^d coalitions, for at most 20 players."""
 
     name = "exact"
     additive = True
 
     def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
-        """Enumerate."""
+        """Enumerate all coalitions."""
         return Attribution(exact(game.only(targets)).values)
 
 
 @dataclass(frozen=True, eq=False)
 class _Sampled(SamplingMethod):
-    """What sampling estimators share."""
+    """Options that all sampling estimators share."""
 
     threshold: float | None = None
     """Stop when the largest standard error is below this share of the values' range; see ``threshold_for``."""
     threshold_for: ThresholdFor = "auto"
-    """Classes that the threshold is for: "explained" is all of them, "predicted" the most probable one of each image.
-    "auto" is "explained", but "predicted" where every class of the net is explained: values of improbable classes are
-    tiny, and their relative error alone would use up the budget."""
+    """Classes that the threshold applies to: "explained" is all of them, "predicted" the most probable one of each image.
+    "auto" is "predicted" if every class of the model is explained, because the relative errors of improbable classes,
+    whose values are tiny, would use up the budget; otherwise it is "explained"."""
     batch: int = 4096
-    """Coalitions given to the net at a time."""
+    """Coalitions evaluated at a time."""
     precision: Precision = "auto"
-    """Of the evaluations: "auto" is half precision for a float32 net on a GPU, else the net's own."""
+    """Of the evaluations: "auto" is half precision for a float32 model on a GPU, otherwise the model's own."""
 
     additive = True
 
     def game(self, pixels: Tensor, /) -> Game:
-        """The game of these images, evaluated in the chosen precision."""
+        """Return the game of these images, evaluated in the chosen precision."""
         if isinstance(self.model, MaskedModel):
             return self.model.game(pixels, players=self.players, precision=self.precision)
         if self.precision != "auto":
-            raise TypeError(f"precision= is for nets made by vitshap.wrap, got {type(self.model).__name__}")
+            raise TypeError(f"precision= needs a model made by vitshap.wrap, got {type(self.model).__name__}")
         return super().game(pixels)
 
     @abstractmethod
     def estimate(self, game: Game, target: Tensor | None, /) -> Estimate:
-        """Values of all outputs of ``game``; a threshold is for the outputs ``target`` ``[B, T]``, by default all."""
+        """Estimate all outputs of ``game``; a threshold applies to the outputs ``target`` ``[B, T]`` (default: all)."""
 
     def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
-        """Estimate the explained classes."""
+        """Estimate the values of the explained classes."""
         check_choice("threshold_for", self.threshold_for, get_args(ThresholdFor))
         everything = targets.shape[1] == game.num_outputs
         target = None
@@ -88,7 +88,7 @@ class KernelShap(_Sampled):
     name = "kernelshap"
 
     def estimate(self, game: Game, target: Tensor | None, /) -> Estimate:
-        """By ``vitshap.estimators.kernel.kernelshap``."""
+        """Call ``vitshap.estimators.kernel.kernelshap``."""
         return kernelshap(
             game,
             budget=self.budget,
@@ -109,12 +109,12 @@ class KernelShapOriginal(_Sampled):
     """KernelSHAP as published: coalitions drawn from the Shapley kernel, constrained least squares on them alone."""
 
     paired: bool = True
-    """Every coalition together with its complement; False: independent coalitions."""
+    """Sample every coalition together with its complement; False: independent coalitions."""
 
     name = "kernelshap-original"
 
     def estimate(self, game: Game, target: Tensor | None, /) -> Estimate:
-        """By ``vitshap.estimators.kernel.kernelshap_original``."""
+        """Call ``vitshap.estimators.kernel.kernelshap_original``."""
         return kernelshap_original(
             game,
             budget=self.budget,
@@ -129,12 +129,12 @@ class KernelShapOriginal(_Sampled):
 
 @dataclass(frozen=True, eq=False)
 class Permutation(_Sampled):
-    """Antithetic permutations."""
+    """Antithetic permutation sampling."""
 
     name = "permutation"
 
     def estimate(self, game: Game, target: Tensor | None, /) -> Estimate:
-        """By ``vitshap.estimators.permutation.permutation``."""
+        """Call ``vitshap.estimators.permutation.permutation``."""
         return permutation(
             game,
             budget=self.budget,

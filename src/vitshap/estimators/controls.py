@@ -1,13 +1,13 @@
-"""Functions of a coalition that are regressed out of its value, chosen because their Shapley values are known.
+"""Control variates: functions of a coalition with known Shapley values, which are regressed out of its value.
 
-- *size*: curves of the coalition's size alone. Their Shapley values are equal for all players, so they say nothing about
-  who matters, yet with softmax outputs they are most of the variance.
-- *slopes*: one effect per player, and the same effect growing or shrinking with the size.
-- *triples*: products over three players. Products over two cancel between a coalition and its complement, so pairing
-  already accounts for them; three is the first order that it leaves.
+- *size*: curves of the coalition's size. Their Shapley values are equal for all players, so they do not distinguish
+  players, but with softmax outputs they are most of the variance.
+- *slopes*: one effect per player, constant or varying with the size.
+- *triples*: products over three players. Products over two players cancel between a coalition and its complement;
+  three is the lowest order that pairing leaves.
 
-Slopes and triples can be written out as columns or, where there are more columns than coalitions, as the matrix of
-inner products between coalitions, which needs no column: that of all triples is a cubic in one number.
+Slopes and triples are computed as columns or, if there are more columns than coalitions, as inner products between
+coalitions; for all triples together these are a cubic in one number.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from vitshap.estimators.strata import Strata
 
 
 def position(design: Strata) -> Tensor:
-    """The strata's place on the axis on which size effects are smooth, log(k / (d - k)), float64 ``[G]``."""
+    """Return log(k / (d - k)) of the strata, float64 ``[G]``: the axis on which size effects are smooth."""
     size = design.sizes.to(torch.float64)
     return torch.log(size / (design.num_players - size))
 
 
 def size_curves(design: Strata, knots: int) -> Tensor:
-    """At most ``knots`` piecewise linear curves of the size that add up to one; ``[G, q]``."""
+    """Return at most ``knots`` piecewise linear curves of the size that add up to one; ``[G, q]``."""
     place = position(design)
     wanted = torch.linspace(float(place[0]), float(place[-1]), max(knots, 1), dtype=torch.float64)
-    # Knots lie on sizes, so that none is without data.
+    # Knots lie on sizes, so that each has data.
     knot = place[torch.unique((place[None] - wanted[:, None]).abs().argmin(1))]
     curves = torch.ones(len(place), 1, dtype=torch.float64)
     if len(knot) > 1:
@@ -42,12 +42,12 @@ def size_curves(design: Strata, knots: int) -> Tensor:
         curves = torch.zeros(len(place), len(knot), dtype=torch.float64)
         curves[rows, right - 1] = 1 - share
         curves[rows, right] += share
-    # The difference within a pair changes sign with the order of the two, so halves have no size effect.
+    # The difference within a pair changes sign with the order of the two, so size d/2 has no size effect.
     return curves * (design.multiplicity == 1)[:, None]
 
 
 def slope_curves(design: Strata, number: int) -> Tensor:
-    """Constant, linear and quadratic dependence of a player's effect on the size, ``[G, R]`` with R <= ``number``."""
+    """Return constant, linear and quadratic curves of the size for players' effects, ``[G, R]`` with R <= ``number``."""
     place = position(design)
     if len(place) == 1:
         return torch.ones(1, min(number, 1), dtype=torch.float64)
@@ -61,18 +61,18 @@ class Controls:
 
     design: Strata
     slopes: Tensor
-    """How a player's effect depends on the size, float64 ``[G, R]``; R = 0 leaves the block out."""
+    """Curves of players' effects over the size, float64 ``[G, R]``; R = 0 omits them."""
     triples: float = 0.0
-    """Variance expected of all triples together, in units of that of the players' effects; 0 leaves the block out."""
+    """Expected variance of all triples together, relative to that of the players' effects; 0 omits them."""
 
     @property
     def num_columns(self) -> int:
-        """Number of columns when written out."""
+        """Number of columns."""
         d = self.design.num_players
         return self.slopes.shape[1] * d + (comb(d, 3) if self.triples else 0)
 
     def columns(self, members: Coalitions, groups: Tensor) -> Tensor:
-        """Columns for coalitions ``[n, d]`` of the strata ``groups`` (``[n]``), float64 ``[n, p]``."""
+        """Return the columns for coalitions ``[n, d]`` of the strata ``groups`` (``[n]``), float64 ``[n, p]``."""
         slopes = self.slopes.to(members.device)[groups]  # [n, R]
         linear = (slopes[:, :, None] * centre(members, groups, self.design)[:, None, :]).flatten(1)  # [n, R d]
         if not self.triples:
@@ -82,19 +82,19 @@ class Controls:
         return torch.cat([linear, self._triple_variance**0.5 * sign[:, one] * sign[:, two] * sign[:, three]], dim=1)
 
     def inner_products(self, members: Coalitions, groups: Tensor) -> Tensor:
-        """``columns @ columns.T`` without the columns, float64 ``[n, n]``."""
+        """Return ``columns @ columns.T`` without computing the columns, float64 ``[n, n]``."""
         d = self.design.num_players
         centred = centre(members, groups, self.design)
         slopes = self.slopes.to(members.device)[groups]
         products = (centred @ centred.T) * (slopes @ slopes.T)
         if self.triples:
             sign = signs(members)
-            agreement = sign @ sign.T  # players on which two coalitions agree, less those on which they differ
+            agreement = sign @ sign.T  # players on which two coalitions agree, minus those on which they differ
             products = products + self._triple_variance * (agreement**3 - (3 * d - 2) * agreement) / 6
         return products
 
     def values_of_columns(self, device: torch.device) -> Tensor:
-        """``sum_k P_k E_k[(s_i - k/d) * column]`` for every player and column, float64 ``[d, p]``."""
+        """Return ``sum_k P_k E_k[(s_i - k/d) * column]`` for every player and column, float64 ``[d, p]``."""
         d = self.design.num_players
         centring = torch.eye(d, dtype=torch.float64, device=device) - 1 / d
         values = torch.cat([weight * centring for weight in self._slope_moments.tolist()] or [centring[:, :0]], dim=1)
@@ -106,7 +106,7 @@ class Controls:
         return values
 
     def values_of_inner_products(self, members: Coalitions, groups: Tensor) -> Tensor:
-        """``values_of_columns @ columns.T`` without the columns, float64 ``[d, n]``."""
+        """Return ``values_of_columns @ columns.T`` without computing the columns, float64 ``[d, n]``."""
         d = self.design.num_players
         slopes = self.slopes.to(members.device)[groups]  # [n, R]
         weight = slopes @ self._slope_moments.to(members.device)  # [n]
@@ -114,7 +114,7 @@ class Controls:
         if self.triples:
             sign = signs(members)
             others = sign.sum(1, keepdim=True) - sign
-            with_player = sign * (others**2 - (d - 1)) / 2  # sum over the triples that hold the player
+            with_player = sign * (others**2 - (d - 1)) / 2  # sum over the triples with the player
             scale = self._triple_variance * self._triple_moment
             values = values + scale * (with_player - with_player.mean(1, keepdim=True))
         return values.T
@@ -131,12 +131,12 @@ class Controls:
 
     @property
     def _triple_moment(self) -> float:
-        """What a triple's product is worth to its members, before centring over players."""
+        """Value of a triple's product for its members, before centring over players."""
         d = self.design.num_players
         moment = 0.0
         for mass, k in zip(self.design.mass.tolist(), self.design.sizes.tolist(), strict=True):
             moment += mass * (k / d) * (1 - k / d) * (_sign_product(d - 1, k - 1) + _sign_product(d - 1, k))
-        return moment * d / (d - 3)  # an outsider loses 3 / (d - 3) of it; the difference to an outsider counts
+        return moment * d / (d - 3)  # relative to non-members, whose value is -3 / (d - 3) of it
 
     def _all_triples(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         one, two, three = torch.combinations(torch.arange(self.design.num_players, device=device), 3).unbind(1)
@@ -144,18 +144,18 @@ class Controls:
 
 
 def centre(members: Coalitions, groups: Tensor, design: Strata) -> Tensor:
-    """``s - |s|/d``, float64 ``[n, d]``: what a player's membership tells beyond the size."""
+    """Return ``s - |s|/d``, float64 ``[n, d]``: memberships centred by the size."""
     share = (design.sizes.to(torch.float64) / design.num_players).to(members.device)[groups]
     return members.to(torch.float64) - share[:, None]
 
 
 def signs(members: Coalitions) -> Tensor:
-    """+1 for members, -1 for the others, float64."""
+    """Return +1 for members and -1 for the others, float64."""
     return 2 * members.to(torch.float64) - 1
 
 
 def _sign_product(players: int, members: int) -> float:
-    """``E[z_j z_l]`` for the signs of two of ``players`` players of whom ``members`` take part."""
+    """Return ``E[z_j z_l]`` for the signs of two of ``players`` players, of whom ``members`` are in the coalition."""
     pairs = players * (players - 1)
     outside = players - members
     same = members * (members - 1) + outside * (outside - 1)

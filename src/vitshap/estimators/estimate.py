@@ -30,8 +30,8 @@ from vitshap.explanation import Explanation
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where an estimator stood after ``evaluations``: the largest ratio over inputs, of the worst of the classes that a
-    threshold is for, and of the most probable one of them."""
+    """Error ratios after ``evaluations``, the largest over the inputs: of the worst class that the threshold applies to,
+    and of the most probable one of these classes."""
 
     evaluations: int
     worst_ratio: float
@@ -45,7 +45,7 @@ class Estimate:
     values: Tensor
     """float64 ``[B, d, K]``; summed over players they are ``full_values - base_values``."""
     stderr: Tensor | None
-    """Standard errors, float64 ``[B, d, K]``; zero where nothing was left to chance, None where there is no way to tell."""
+    """Standard errors, float64 ``[B, d, K]``; zero for exact values, None if they cannot be estimated."""
     base_values: Tensor
     """v of the empty coalition, float64 ``[B, K]``."""
     full_values: Tensor
@@ -54,43 +54,43 @@ class Estimate:
     """Coalitions evaluated per input, the empty and the full one included."""
     method: str
     converged: Tensor
-    """Whether the asked threshold was reached, bool ``[B]``; without a threshold, whether the values are exact."""
+    """Whether the threshold was reached, bool ``[B]``; without a threshold, whether the values are exact."""
     history: tuple[Checkpoint, ...] = ()
 
     def ratios(self) -> Tensor:
-        """Largest standard error over the range of the values (Covert and Lee, 2021), ``[B, K]``; small is converged."""
+        """Return the largest standard error divided by the range of the values (Covert and Lee, 2021), ``[B, K]``."""
         return error_ratios(self.values, self.stderr)
 
     def interval(self, z: float = 1.96) -> tuple[Tensor, Tensor]:
-        """Lower and upper ends of the confidence intervals, each ``[B, d, K]``; ``z = 1.96`` for 95 %."""
+        """Return the lower and upper ends of the confidence intervals, ``[B, d, K]`` each; ``z = 1.96`` for 95 %."""
         if self.stderr is None:
             raise ValueError(f"this {self.method} estimate has no standard errors: give it a larger budget")
         return self.values - z * self.stderr, self.values + z * self.stderr
 
 
-Watcher: TypeAlias = Callable[[Estimate], object]
-"""Called with every partial estimate; whatever it returns is ignored."""
+ProgressCallback: TypeAlias = Callable[[Estimate], object]
+"""Called with every partial estimate; its return value is ignored."""
 
 
 def error_ratios(values: Tensor, stderr: Tensor | None) -> Tensor:
-    """``max_i stderr / (max_i phi - min_i phi)`` of values and errors ``[B, d, K]``, as ``[B, K]``."""
+    """Return ``max_i stderr / (max_i phi - min_i phi)`` of values and errors ``[B, d, K]``, as ``[B, K]``."""
     if stderr is None:
         return torch.full_like(values[:, 0], torch.inf)
     spread = values.amax(1) - values.amin(1)
     largest = stderr.amax(1)
-    # An output that is constant over players has no spread: it is converged when it has no error either.
+    # An output that is the same for all players has no range: it is converged if it has no error either.
     return torch.where(largest > 0, largest / spread, torch.zeros_like(largest))
 
 
 def endpoints(game: Game) -> tuple[Tensor, Tensor]:
-    """v of the empty and of the full coalition in float64, ``[B, K]`` each."""
+    """Return v of the empty and of the full coalition in float64, ``[B, K]`` each."""
     return game.null.to(torch.float64), game.grand.to(torch.float64)
 
 
 def without_absent(game: Game, values: Tensor, stderr: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Give players that an input lacks the value that they have: zero, known exactly.
+    """Set the values of players that are absent from an input to their exact value, zero.
 
-    What the noise gave them goes back to the others in equal shares, so that the values still add up.
+    Their estimated values are shared equally among the other players, so that the sum does not change.
     """
     if game.player_mask is None:
         return values, stderr
@@ -101,16 +101,16 @@ def without_absent(game: Game, values: Tensor, stderr: Tensor | None) -> tuple[T
 
 
 class Estimator(Protocol):
-    """Any estimator whose other options are fixed (``functools.partial``)."""
+    """An estimator with its other options fixed (``functools.partial``)."""
 
     def __call__(self, game: Game, /, *, budget: int, seed: int) -> Estimate:
         """Estimate the game's values within the budget."""
 
 
 def split_half(estimator: Estimator, game: Game, *, budget: int, seed: int = 0) -> tuple[Estimate, Tensor]:
-    """Estimate twice with half the budget each: the mean of the two, and its reliability ``[B, K]``.
+    """Estimate twice with half the budget each; return the mean of the two and its reliability ``[B, K]``.
 
-    Both halves start from the same two endpoints, which count once: the budget is not exceeded.
+    Both halves use the same two endpoints, which count once: the budget is not exceeded.
     """
     one = estimator(game, budget=(budget + 2) // 2, seed=2 * seed)
     two = estimator(game, budget=(budget + 2) // 2, seed=2 * seed + 1)
@@ -131,9 +131,9 @@ def split_half(estimator: Estimator, game: Game, *, budget: int, seed: int = 0) 
 
 
 def correlation(one: Tensor, two: Tensor) -> Tensor:
-    """Pearson correlation over players of values ``[B, d, K]``, as ``[B, K]``.
+    """Return the Pearson correlation over players of values ``[B, d, K]``, as ``[B, K]``.
 
-    Where an output does not differ between players there is nothing to correlate: 1 if the two agree, else 0.
+    If an output is the same for all players, it is 1 if the two agree and 0 otherwise.
     """
     a, b = one - one.mean(1, keepdim=True), two - two.mean(1, keepdim=True)
     scale = (a.square().sum(1) * b.square().sum(1)).sqrt()
@@ -142,16 +142,15 @@ def correlation(one: Tensor, two: Tensor) -> Tensor:
 
 
 def spearman_brown(half: Tensor) -> Tensor:
-    """Reliability of both halves together from the correlation between them; not below -1."""
+    """Return the reliability of both halves together from the correlation between them; at least -1."""
     return (2 * half / (1 + half).clamp(min=torch.finfo(half.dtype).tiny)).clamp(min=-1)
 
 
 def reliability_from_errors(estimate: Estimate | Explanation) -> Tensor:
-    """The same without a second half, from standard errors: ``[B, K]`` (of an explanation ``[B, T]``), 0 to 1.
+    """Estimate the reliability from standard errors, without a second half: 0 to 1, ``[B, K]`` or ``[B, T]``.
 
-    One minus the share of the errors' variance in the values' variance over players: below 0.5 there is more noise than
-    signal. Its square root is about the correlation with the values that unlimited evaluations would give. Only players
-    that an image has are counted.
+    It is one minus the ratio of the errors' variance to the values' variance over players: below 0.5 there is more noise
+    than signal. Its square root approximates the correlation with converged values. Absent players are not counted.
     """
     if estimate.stderr is None:
         raise ValueError(
@@ -169,13 +168,15 @@ def reliability_from_errors(estimate: Estimate | Explanation) -> Tensor:
 
 
 def forecast(checkpoint: Checkpoint, threshold: float) -> float:
-    """Evaluations still needed for the worst class to fall below ``threshold``; infinity while no error is known."""
+    """Return the evaluations still needed to reach ``threshold`` for the worst class; infinity if no error is known."""
     excess = (checkpoint.worst_ratio / threshold) ** 2 - 1
     return max(0.0, checkpoint.evaluations * excess)
 
 
 @contextmanager
-def progress_bar(budget: int, threshold: float | None = None, *, console: Console | None = None) -> Iterator[Watcher]:
+def progress_bar(
+    budget: int, threshold: float | None = None, *, console: Console | None = None
+) -> Iterator[ProgressCallback]:
     """Yield a function for ``progress=``: a bar that shows the ratio falling and the evaluations left.
 
     The ratio of error to range falls as one over the square root of the evaluations, which gives the forecast.
@@ -191,7 +192,7 @@ def progress_bar(budget: int, threshold: float | None = None, *, console: Consol
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("first evaluations", total=budget)
 
-        def watch(estimate: Estimate) -> None:
+        def show(estimate: Estimate) -> None:
             if not estimate.history:
                 return
             last = estimate.history[-1]
@@ -200,11 +201,11 @@ def progress_bar(budget: int, threshold: float | None = None, *, console: Consol
                 total = min(total, last.evaluations + forecast(last, threshold))
             bar.update(task, completed=last.evaluations, total=total, description=describe_progress(last, threshold))
 
-        yield watch
+        yield show
 
 
 def describe_progress(checkpoint: Checkpoint, threshold: float | None) -> str:
-    """One line: the ratio of the worst class, that of the target, and what is left."""
+    """Return one line: the ratio of the worst class, that of the target, and the evaluations left."""
     text = f"error/range {checkpoint.worst_ratio:.3f} (target {checkpoint.target_ratio:.3f})"
     if threshold is None:
         return text

@@ -1,7 +1,7 @@
 """Shapley values without sampling: every coalition is evaluated.
 
-A coalition s of size k adds ``v(s) / (d C(d-1, k-1))`` to its members and takes ``v(s) / (d C(d-1, k))`` from the
-others. Both shares depend on the size alone, so one pass over the coalitions with two matrix products is enough.
+A coalition s of size k adds ``v(s) / (d C(d-1, k-1))`` to the value of its members and subtracts ``v(s) / (d C(d-1, k))``
+from that of the others. Both weights depend on the size alone, so one pass over the coalitions is enough.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ MOST_PLAYERS = 20
 
 
 def exact(game: Game, /, *, batch: int = 4096) -> Estimate:
-    """All ``2^d`` coalitions of a game of at most 20 players, ``batch`` at a time."""
+    """Compute exact Shapley values from all ``2^d`` coalitions of at most 20 players, ``batch`` at a time."""
     d = game.num_players
     if d > MOST_PLAYERS:
         raise ValueError(
-            f"exact values of {d} players need 2^{d} evaluations; it is offered up to {MOST_PLAYERS} players. "
+            f"exact values of {d} players need 2^{d} evaluations; the limit is {MOST_PLAYERS} players. "
             f"Use kernelshap, or fewer players: players=4 makes blocks of 4 x 4 patches (--players 4 in the command)"
         )
     base, full = endpoints(game)  # [B, K]
     joined, left = _shares(d, game.device)
-    # The two endpoints are remembered by the game: rows 0 and 2^d - 1 are not asked again.
+    # The game stores the two endpoints: rows 0 and 2^d - 1 are not evaluated again.
     values = torch.zeros(game.batch_size, d, game.num_outputs, dtype=torch.float64, device=game.device)
     values += joined[d] * full[:, None] - left[0] * base[:, None]
     inner = all_coalitions(d)[1:-1]
@@ -43,7 +43,7 @@ def exact(game: Game, /, *, batch: int = 4096) -> Estimate:
 
 
 def _shares(d: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """What a coalition's value gives to a member and takes from an outsider, by size, ``[d + 1]`` each."""
+    """Return the weights of a coalition's value for members and for non-members, by size, ``[d + 1]`` each."""
     joined = [0.0] + [1 / (d * comb(d - 1, k - 1)) for k in range(1, d + 1)]
     left = [1 / (d * comb(d - 1, k)) for k in range(d)] + [0.0]
     return (

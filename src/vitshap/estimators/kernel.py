@@ -1,15 +1,16 @@
 """KernelSHAP, by default with the effect of a coalition's size regressed out.
 
-``size_effect=True`` is an estimator of our own on top of KernelSHAP's characterisation of the Shapley values (derived in
-docs/estimators.md). ``kernelshap_original`` is KernelSHAP as published; ``size_effect=False`` is the same but for few
-evaluations, where ``moments="auto"`` takes the exact moment matrix. All evaluate the same coalitions for all inputs of a
-batch, so that one factorisation serves every input and class.
+``size_effect=True`` is a new estimator that builds on KernelSHAP's characterisation of the Shapley values (derived in
+docs/estimators.md). ``kernelshap_original`` is KernelSHAP as published; ``size_effect=False`` differs from it only for few
+evaluations, where ``moments="auto"`` uses the exact moment matrix. All evaluate the same coalitions for all inputs of a
+batch, so that one factorisation is used for every input and class.
 
 ``PlainState`` is KernelSHAP without the size effect: independent coalitions, weighted least squares under the efficiency
 constraint. Writing ``x = s - |s|/d`` and ``phi = (v(1) - v(0))/d + psi`` with psi summing to zero removes the constraint:
-the regression of ``y = v(s) - v(0) - |s|/d (v(1) - v(0))`` on x, weighted by the Shapley kernel over the sampling law, is
-psi. With pairing the units are pairs and y is half the difference of the two. With exact moments ``E[x x']`` is
-``(I - 11'/d) / (2 H_{d-1})``, so ``psi = 2 H E[x (v(s) - v(0))]`` needs no matrix (Covert and Lee's unbiased form).
+psi is the regression of ``y = v(s) - v(0) - |s|/d (v(1) - v(0))`` on x, weighted by the ratio of the Shapley kernel to the
+sampling distribution. With pairing the units are pairs and y is half the difference of the two. With exact moments
+``E[x x']`` is ``(I - 11'/d) / (2 H_{d-1})``, so ``psi = 2 H E[x (v(s) - v(0))]`` needs no matrix (Covert and Lee's
+unbiased form).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor
 from vitshap.coalitions import CoalitionLaw, Coalitions, harmonic_number, shapley_kernel
 from vitshap.estimators.adaptive import AdaptiveState
 from vitshap.estimators.anytime import State, require_batch, run
-from vitshap.estimators.estimate import Estimate, Watcher, endpoints
+from vitshap.estimators.estimate import Estimate, ProgressCallback, endpoints
 from vitshap.estimators.exact import exact
 from vitshap.estimators.size_effect import Moments, Sampling, SizeEffectState
 from vitshap.game import Game
@@ -41,17 +42,17 @@ def kernelshap(
     target: Tensor | None = None,
     batch: int = 4096,
     seed: int = 0,
-    progress: Watcher | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Estimate:
-    """Shapley values of every input and output from at most ``budget`` evaluations per input.
+    """Estimate Shapley values of every input and output from at most ``budget`` evaluations per input.
 
     ``budget`` counts the empty and the full coalition. With ``threshold`` it stops as soon as the largest standard error
-    is below that share of the values' range, for every class of every input, or for the classes ``target`` (``[B]`` or
-    ``[B, T]``) alone. ``progress`` is called with every partial estimate.
+    is below that share of the values' range, for every class of every input, or only for the classes ``target`` (``[B]``
+    or ``[B, T]``). ``progress`` is called with every partial estimate.
     ``moments``: "exact" subtracts size curves only (unbiased at any budget), "sampled" also regresses on the players,
-    "auto" weighs between them by leave-one-out error. ``sampling``: how evaluations are split over sizes; "adaptive" learns
-    it from the first eighth of them where that pays (otherwise "balanced"). ``batch`` coalitions are given to the game at a
-    time.
+    "auto" chooses between them by leave-one-out error. ``sampling``: how evaluations are split over sizes; "adaptive"
+    learns it from the first eighth of them if that lowers the error, and is otherwise "balanced". ``batch`` coalitions are
+    evaluated at a time.
     """
     check_choice("moments", moments, ("auto", "exact", "sampled"))
     check_choice("sampling", sampling, ("adaptive", "balanced", "shapley", "leverage"))
@@ -63,7 +64,7 @@ def kernelshap(
         adaptive = sampling == "adaptive" and paired and moments == "auto"
         state = (AdaptiveState if adaptive else SizeEffectState)(game, paired, moments, sampling, batch, seed)
     else:
-        # As published, the moment matrix is sampled; few evaluations cannot determine it, and the exact one is known.
+        # As published, the moment matrix is sampled; few evaluations do not determine it, so the exact one is used.
         sampled = moments == "sampled" or (moments == "auto" and budget >= 20 * game.num_players)
         state = PlainState(game, paired, sampled, sampling, batch, seed)
     return run(state, game, budget=budget, threshold=threshold, target=target, progress=progress)
@@ -79,13 +80,13 @@ def kernelshap_original(
     target: Tensor | None = None,
     batch: int = 4096,
     seed: int = 0,
-    progress: Watcher | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Estimate:
     """KernelSHAP as published (Lundberg and Lee, 2017; with ``paired`` as improved by Covert and Lee, 2021).
 
     Coalitions are drawn from the Shapley kernel, with replacement, by default each with its complement; the values are
-    the least-squares fit to them, weighted equally, under the constraint that they add up. No effect of the size is
-    regressed out, and the moment matrix is that of the sample at any budget. Arguments as for ``kernelshap``.
+    the equally weighted least-squares fit to them under the constraint that they add up. No size effect is regressed out,
+    and the moment matrix is that of the sample at any budget. Arguments as for ``kernelshap``.
     """
     require_batch(batch)
     if game.num_players == 1:
@@ -96,7 +97,7 @@ def kernelshap_original(
 
 
 def check_choice(name: str, given: str, choices: Sequence[str]) -> None:
-    """Raise unless ``given`` is one of the choices."""
+    """Raise ``ValueError`` unless ``given`` is one of the choices."""
     if given not in choices:
         raise ValueError(f"{name} is one of {', '.join(choices)}; got {given!r}")
 
@@ -105,7 +106,7 @@ class PlainState:
     """Coalitions evaluated so far; implements ``State``."""
 
     def __init__(self, game: Game, paired: bool, sampled: bool, sampling: str, batch: int, seed: int) -> None:
-        """Nothing is evaluated yet."""
+        """Start without evaluations."""
         self.method = "kernelshap-plain"
         self._game, self._paired, self._sampled, self._batch = game, paired, sampled, batch
         d = game.num_players
@@ -117,11 +118,11 @@ class PlainState:
         self._weight[1:d] = (kernel.size_probabilities[1:d] / law.size_probabilities[1:d]).to(game.device)
         self._generator = torch.Generator(device=game.device).manual_seed(seed)
         self.smallest = 2 + self._per_unit * (d if sampled else 2)
-        self.first_look = 2 + self._per_unit * 8 * d  # by then the moment matrix is hardly ever singular
+        self.first_check = 2 + self._per_unit * 8 * d  # by then the moment matrix is hardly ever singular
         self._parts: list[tuple[Coalitions, Tensor]] = []
 
     def advance(self, evaluations: int) -> int:
-        """Draw and evaluate up to ``evaluations`` in all."""
+        """Draw and evaluate up to ``evaluations`` in total."""
         had = sum(len(members) for members, _ in self._parts)
         new = (evaluations - 2) // self._per_unit - had
         step = max(self._batch // self._per_unit, 1)
@@ -136,7 +137,7 @@ class PlainState:
         return 2 + self._per_unit * (had + max(new, 0))
 
     def estimate(self) -> tuple[Tensor, Tensor]:
-        """Values and standard errors ``[B, d, K]``."""
+        """Return values and standard errors, ``[B, d, K]`` each."""
         game, d = self._game, self._game.num_players
         base, full = endpoints(game)
         null, share = base.flatten(), (full - base).flatten() / d  # [O]
@@ -159,13 +160,13 @@ class PlainState:
 
 
 def _least_squares(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Coefficients ``[d, O]`` that sum to zero, and their variances by the sandwich formula."""
+    """Return coefficients ``[d, O]`` that sum to zero, and their variances by the sandwich formula."""
     n, d = x.shape
     moment = x.T @ (weight * x) / n
     spectrum = torch.linalg.eigvalsh(moment)
-    if float(spectrum[1]) <= 1e-10 * float(spectrum[-1]):  # the constant direction alone may have no length
+    if float(spectrum[1]) <= 1e-10 * float(spectrum[-1]):  # only the constant direction may have eigenvalue 0
         raise ValueError(
-            f"singular moment matrix: {n} sampled coalitions do not tell all {d} players apart; "
+            f"singular moment matrix: {n} sampled coalitions do not distinguish all {d} players; "
             f"give a larger budget, or moments='exact'"
         )
     inverse = torch.linalg.inv(moment + 1 / d)
@@ -178,7 +179,7 @@ def _least_squares(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor
 
 
 def _mean(factors: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean of ``factors * y`` over the units ``[d, O]``, and its variance."""
+    """Return the mean of ``factors * y`` over the units, ``[d, O]``, and its variance."""
     n = len(y)
     mean = factors.T @ y / n
     squares = (factors**2).T @ y**2 / n
@@ -186,7 +187,7 @@ def _mean(factors: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _uniform_inner_size(d: int) -> CoalitionLaw:
-    """Sizes 1..d-1 equally likely: what sampling by leverage scores amounts to (Musco and Witter, 2025)."""
+    """Return the distribution with equally likely sizes 1..d-1: sampling by leverage scores (Musco and Witter, 2025)."""
     probabilities = torch.zeros(d + 1, dtype=torch.float64)
     probabilities[1:d] = 1 / (d - 1)
     return CoalitionLaw(d, probabilities)

@@ -58,28 +58,28 @@ class Sample:
 
     @cached_property
     def importance(self) -> Tensor:
-        """How much a unit's squared residual adds to the variance of the values, float64 ``[n]``."""
+        """Weight of a unit's squared residual in the variance of the values, float64 ``[n]``."""
         size = self.design.sizes.to(torch.float64)
         return self.per_unit(self.weight**2 * self.unseen * size * (self.design.num_players - size))
 
     def per_unit(self, per_group: Tensor) -> Tensor:
-        """Look a stratum's number up for every unit, ``[n]``."""
+        """Look up a number per stratum for every unit, ``[n]``."""
         return per_group.to(self.members.device)[self.groups]
 
     def chunks(self) -> Iterator[slice]:
-        """Slices over the units."""
+        """Iterate over slices of the units."""
         for first in range(0, len(self.groups), CHUNK):
             yield slice(first, first + CHUNK)
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """What remains of the units' values, and the Shapley values of what was taken away."""
+    """Residuals of the units' values, and the Shapley values of the fitted function."""
 
     residual: Tensor
-    """What is left to be estimated, float64 ``[n, O]``: residuals, in part as if the unit had not been fitted."""
+    """Residuals, partly corrected for the unit's own influence on the fit, float64 ``[n, O]``."""
     error: Tensor
-    """Errors of predicting each unit from the others, float64 ``[n, O]``: what unseen units would be missed by."""
+    """Leave-one-out prediction errors, float64 ``[n, O]``, as expected for unseen units."""
     known: Tensor
     """Shapley values (before the factor F) of the fitted function, float64 ``[d, O]``."""
     score: Tensor
@@ -87,7 +87,7 @@ class Fit:
 
 
 def better(one: Fit, other: Fit) -> Fit:
-    """Per output, the fit that leaves less variance."""
+    """Return the fit with less remaining variance, for each output."""
     first = one.score <= other.score
     return Fit(
         torch.where(first, one.residual, other.residual),
@@ -98,11 +98,11 @@ def better(one: Fit, other: Fit) -> Fit:
 
 
 def left_over(sample: Sample, residual: Tensor, leverage: Tensor, known: Tensor) -> Fit:
-    """The fit that left these residuals ``[n, O]``, where a unit's own value entered its fit by ``leverage``.
+    """Return the fit with these residuals ``[n, O]`` and each unit's ``leverage`` on its own fitted value.
 
-    Dividing by ``1 - leverage`` gives the leave-one-out error. Drawn without replacement, however, the other units of a
-    stratum say something about the one that is left out, and exactly the share ``unseen`` of that correction is right
-    for the values (it turns n / (n - 1) into the covariance's n / (n - 1) * (N - 1) / N).
+    Dividing by ``1 - leverage`` gives the leave-one-out error. When sampling without replacement, the other units of a
+    stratum carry information about the one left out, and the share ``unseen`` of that correction is right for the values
+    (it turns n / (n - 1) into the covariance's n / (n - 1) * (N - 1) / N).
     """
     error = residual / (1 - leverage).clamp(min=1e-6)
     unseen = sample.per_unit(sample.unseen)[:, None]
@@ -110,12 +110,12 @@ def left_over(sample: Sample, residual: Tensor, leverage: Tensor, known: Tensor)
 
 
 def variance_score(error: Tensor, importance: Tensor) -> Tensor:
-    """Variance that these leave-one-out errors ``[n, O]`` mean for the values, summed over players; ``[O]``."""
+    """Return the variance of the values, summed over players, from leave-one-out errors ``[n, O]``; ``[O]``."""
     return (importance[:, None] * error**2).sum(0)
 
 
 def assemble(sample: Sample, fitted: Fit, factor: float) -> tuple[Tensor, Tensor]:
-    """Values (without the equal share of the total) and their variances, float64 ``[d, O]`` each."""
+    """Return values (without the equal share of the total) and their variances, float64 ``[d, O]`` each."""
     values = torch.zeros_like(fitted.known)
     variance = torch.zeros_like(fitted.known)
     bounds = [0, *sample.counts.cumsum(0).tolist()]
@@ -145,18 +145,18 @@ class Size:
     """``(z'z)^-1``, float64 ``[q, q]``."""
 
     def remove(self, rows: Tensor) -> Tensor:
-        """What curves of the size do not explain of ``rows`` (``[n, m]``)."""
+        """Return the residuals of ``rows`` (``[n, m]``) after regression on the size curves."""
         return rows - self.z @ (self.inverse @ (self.z.T @ rows))
 
     @property
     def leverage(self) -> Tensor:
-        """How much a unit's own value enters its fitted value, ``[n]``."""
+        """Weight of a unit's own value in its fitted value, ``[n]``."""
         return ((self.z @ self.inverse) * self.z).sum(1)
 
 
 @dataclass(frozen=True, eq=False)
 class Basis:
-    """Orthonormal directions of the controls over the units, with what each is worth to the players."""
+    """Orthonormal directions of the controls over the units, with their Shapley values."""
 
     spectrum: Tensor
     """Squared lengths of the directions, float64 ``[m]``."""
@@ -164,12 +164,12 @@ class Basis:
     """Shapley values by direction, float64 ``[d, m]``: ``known = values @ (scores / (spectrum + penalty))``."""
     controls: Controls
     directions: Tensor
-    """The directions over the units ``[n, m]`` where coalitions are few, else the map from columns to them ``[p, m]``."""
+    """The directions over the units ``[n, m]`` if these are few, otherwise the map from columns to them ``[p, m]``."""
     offset: Tensor | None
-    """The columns' regression on the size curves, ``[q, p]``; None when the directions are given over the units."""
+    """The columns' regression on the size curves, ``[q, p]``; None if the directions are given over the units."""
 
     def rows(self, sample: Sample, size: Size, part: slice) -> Tensor:
-        """The directions' entries at some of the units, float64 ``[c, m]``."""
+        """Return the directions' entries at some of the units, float64 ``[c, m]``."""
         if self.offset is None:
             return self.directions[part]
         columns = self.controls.columns(sample.members[part], sample.groups[part])
@@ -209,13 +209,13 @@ def _over_columns(sample: Sample, size: Size, controls: Controls) -> Basis:
     offset = size.inverse @ cross
     spectrum, axes = torch.linalg.eigh(squares - cross.T @ offset)
     spectrum = spectrum.clamp(min=0)
-    # Columns are dependent (centred memberships add up to zero): a direction of no length stays short, not 0 / 0.
+    # Columns are dependent (centred memberships add up to zero): avoid 0 / 0 for directions of length 0.
     length = spectrum.clamp(min=1e-12 * float(spectrum[-1])).sqrt()
     values = controls.values_of_columns(axes.device) @ axes * spectrum.sqrt()
     basis = Basis(spectrum, values, controls, axes / length, offset)
     if len(sample.y) > CHUNK:
         return basis
-    over_units = basis.rows(sample, size, slice(None))  # they fit: computed once instead of in every pass
+    over_units = basis.rows(sample, size, slice(None))  # small enough to be computed once instead of in every pass
     return Basis(spectrum, values, controls, over_units, None)
 
 

@@ -1,4 +1,4 @@
-"""The size-effect regression as a ``State``: pairs drawn size by size, and the regression that turns them into values."""
+"""The size-effect regression as a ``State``: stratified pairs of coalitions, and the regression on their values."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from vitshap.game import Game
 Moments: TypeAlias = Literal["auto", "exact", "sampled"]
 Sampling: TypeAlias = Literal["adaptive", "balanced", "shapley", "leverage"]
 """How the budget is split over sizes: by the Shapley kernel, evenly (leverage scores), or three quarters of the way from
-even to the kernel ("balanced"), which did best over games of 12 to 196 players among splits that know nothing of the
-game. "adaptive" begins with that and then goes by the errors found, for each input (``adaptive.py``)."""
+even to the kernel ("balanced"), the best fixed split over games of 12 to 196 players. "adaptive" starts with that and
+then follows the measured errors of each input (``adaptive.py``)."""
 
 MOST_COLUMNS = 1200
-"""Triples are regressed on where columns or units are at most so many: beyond, the factorisation costs too much."""
+"""Triples are used if columns or units are at most this many; beyond, the factorisation costs too much."""
 CANDIDATES = ((1, 0.0), (1, 0.1), (3, 0.3))
 """Numbers of slopes per player, with the variance expected of triples relative to that of single players."""
 UNITS_PER_KNOT = 32
 AMPLE = 20
-"""With so many units per column a penalty changes nothing worth its cost."""
+"""With this many units per column a penalty has no noticeable effect."""
 
 
 class SizeEffectState:
     """Units evaluated so far; implements ``State``."""
 
     def __init__(self, game: Game, paired: bool, moments: Moments, sampling: Sampling, batch: int, seed: int) -> None:
-        """Nothing is evaluated yet."""
+        """Start without evaluations."""
         self.method = "kernelshap"
         self._game, self._moments, self._batch = game, moments, batch
         self._design = strata(game.num_players, paired=paired)
         self._per_unit = 2 if paired else 1
         needed = min(game.num_players + 3 if moments == "sampled" else 2, self._design.total)
         self.smallest = 2 + self._per_unit * needed
-        # From here on every stratum has units, so that steps add up to the same as one draw.
-        self.first_look = 2 + self._per_unit * max(4 * len(self._design.population), 2 * needed)
+        # From here on every stratum has units, so that drawing in steps equals drawing at once.
+        self.first_check = 2 + self._per_unit * max(4 * len(self._design.population), 2 * needed)
         self._rounding = torch.Generator().manual_seed(seed)
         self._drawer = Drawer(self._design, torch.Generator(device=game.device).manual_seed(seed))
         exponent = {"adaptive": 0.75, "balanced": 0.75, "shapley": 1.0, "leverage": 0.0}[sampling]
@@ -52,7 +52,7 @@ class SizeEffectState:
         self._parts: list[tuple[Coalitions, Tensor, Tensor]] = []
 
     def advance(self, evaluations: int) -> int:
-        """Evaluate new units up to ``evaluations`` in all."""
+        """Evaluate new units up to ``evaluations`` in total."""
         total = min((evaluations - 2) // self._per_unit, self._design.total)
         counts, self._expected = allocate(self._design, self._wish, total, self._drawer.drawn, self._rounding)
         if bool((counts > self._drawer.drawn).any()):
@@ -61,7 +61,7 @@ class SizeEffectState:
         return 2 + self._per_unit * int(self._drawer.drawn.sum())
 
     def _evaluate(self, members: Coalitions) -> Tensor:
-        """v(s), or v(s) - v(1-s), ``[n, B K]`` in the game's own precision."""
+        """Return v(s), or v(s) - v(1-s), ``[n, B K]`` in the game's own precision."""
         values = []
         for part in torch.split(members, max(self._batch // self._per_unit, 1)):
             if self._per_unit == 1:
@@ -76,12 +76,12 @@ class SizeEffectState:
         members, groups, y = (torch.cat(column) for column in zip(*self._parts, strict=True))
         order = torch.argsort(groups, stable=True)
         counts = self._drawer.drawn
-        # Where less than one unit is expected, chance decides whether there is any: its weight makes up for that.
+        # Below one expected unit, whether there is one is random; its weight corrects for that.
         weight = self._design.mass / torch.where(self._expected < 1, self._expected, counts.to(torch.float64))
         return Sample(self._design, members[order], groups[order], counts, weight, y[order].to(torch.float64))
 
     def estimate(self) -> tuple[Tensor, Tensor]:
-        """Values and standard errors ``[B, d, K]``."""
+        """Return values and standard errors, ``[B, d, K]`` each."""
         game, sample = self._game, self._sample()
         base, full = endpoints(game)
         factor = harmonic_number(game.num_players - 1) * (2 / self._per_unit)
@@ -92,7 +92,7 @@ class SizeEffectState:
 
 
 def regress(sample: Sample, moments: Moments) -> Fit:
-    """The candidate that leaves each output the least variance."""
+    """Return the fit with the least remaining variance for each output."""
     n = len(sample.groups)
     curves = size_curves(sample.design, min(max(n // UNITS_PER_KNOT, 2), len(sample.counts)))
 

@@ -1,8 +1,8 @@
-"""Which coalitions to evaluate: strata of equal size, allocated by need, drawn without replacement.
+"""Stratified sampling of coalitions: strata of equal size, drawn without replacement.
 
-A sampling unit is a coalition, or with pairing a coalition together with its complement. Units of one size form a
-stratum. Sizes are not drawn at random: every stratum is given its share of the budget, and small strata (single players,
-pairs of players) are simply enumerated once their share covers them, after which they carry no error at all.
+A sampling unit is a coalition or, with pairing, a coalition together with its complement. Units of one size form a
+stratum. Sizes are not drawn at random: every stratum gets a share of the budget, and small strata (single players, pairs
+of players) are enumerated if their share covers them; they then have no sampling error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from vitshap.coalitions import Coalitions, of_sizes, shapley_kernel
 
 ENUMERABLE = 2**22
-"""Strata of at most so many units are drawn without replacement; in larger ones repetitions are too rare to matter."""
+"""Strata of at most this many units are drawn without replacement; in larger ones repetitions are negligible."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Strata:
 
     @property
     def multiplicity(self) -> Tensor:
-        """1, but 1/2 for pairs of halves, of which there are half as many as their size suggests; ``[G]``."""
+        """1, or 1/2 for pairs of coalitions of size d/2, which are counted twice by their size; ``[G]``."""
         return torch.where(self.paired & (2 * self.sizes == self.num_players), 0.5, 1.0).to(torch.float64)
 
     @property
@@ -45,12 +45,12 @@ class Strata:
 
     @property
     def total(self) -> int:
-        """Number of units in all."""
+        """Total number of units."""
         return sum(self.population)
 
 
 def strata(d: int, *, paired: bool) -> Strata:
-    """The strata of ``d`` players."""
+    """Return the strata of ``d`` players."""
     probability = shapley_kernel(d).size_probabilities
     if not paired:
         sizes = torch.arange(1, d)
@@ -64,9 +64,9 @@ def strata(d: int, *, paired: bool) -> Strata:
 def allocate(
     design: Strata, wish: Tensor, total: int, already: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Split ``total`` units over the strata in proportion to ``wish`` (``[G]``): int64 ``[G]``, and what was expected.
+    """Split ``total`` units over the strata in proportion to ``wish`` (``[G]``): int64 ``[G]``, and their expectation.
 
-    No stratum gets more than it has or less than it got ``already``. Fractions are rounded at random without bias.
+    No stratum gets more units than it contains or fewer than ``already``. Fractions are rounded randomly, without bias.
     """
     most = torch.tensor([min(size, total) for size in design.population], dtype=torch.float64)
     least = torch.maximum(already.to(torch.float64), _floor(design, total, most))
@@ -82,7 +82,7 @@ def allocate(
 
 
 def _floor(design: Strata, total: int, most: Tensor) -> Tensor:
-    # Two units in every stratum make its error measurable; budgets too small for that take what chance gives them.
+    # The error of a stratum can be measured with two units; smaller budgets have no minimum per stratum.
     affordable = total >= 4 * len(design.population)
     return torch.minimum(most, torch.full_like(most, 2.0)) if affordable else torch.zeros_like(most)
 
@@ -92,17 +92,17 @@ def _capped(share: Tensor, least: Tensor, most: Tensor) -> Tensor:
 
 
 class Drawer:
-    """Draws units stratum by stratum; what was drawn once is not drawn again."""
+    """Draws units stratum by stratum without replacement."""
 
     def __init__(self, design: Strata, generator: torch.Generator) -> None:
-        """The generator's device is where coalitions are made."""
+        """Start without units; coalitions are made on the generator's device."""
         self.design = design
         self.drawn = torch.zeros(len(design.population), dtype=torch.int64)
         self._generator = generator
         self._order: dict[int, Tensor] = {}
 
     def up_to(self, counts: Tensor) -> tuple[Coalitions, Tensor]:
-        """Draw until ``counts`` units per stratum (``[G]``) are reached: new units ``[n, d]``, their strata ``[n]``."""
+        """Draw up to ``counts`` units per stratum (``[G]``); return new units ``[n, d]`` and their strata ``[n]``."""
         device = self._generator.device
         listed, free = [], []
         for g, (first, last) in enumerate(zip(self.drawn.tolist(), counts.tolist(), strict=True)):
@@ -129,19 +129,19 @@ class Drawer:
         return self._order[g]
 
     def _unrank(self, groups: Tensor, ranks: Tensor) -> Coalitions:
-        """The coalition of each rank in the combinatorial number system, ``[n, d]``."""
+        """Return the coalition of each rank in the combinatorial number system, ``[n, d]``."""
         d, device = self.design.num_players, ranks.device
         size = self.design.sizes.to(device)[groups]
-        needed = torch.minimum(size, d - size)  # of a large coalition the complement is drawn
+        needed = torch.minimum(size, d - size)  # for a large coalition, the complement is drawn
         table = torch.tensor(
             [[min(comb(j, k), 2**62) for k in range(int(needed.max()) + 1)] for j in range(d)], device=device
         )
         if self.design.paired:
-            # A pair of halves is drawn as the one that holds the last player: those have the upper half of the ranks.
+            # A pair of size d/2 is represented by the coalition with the last player: the upper half of the ranks.
             ranks = ranks + torch.where(2 * size == d, table[d - 1][needed], 0)
         members = torch.empty(len(ranks), d, dtype=torch.bool, device=device)
         for j in range(d - 1, -1, -1):
-            below = table[j][needed]  # coalitions of the remaining members that do without player j
+            below = table[j][needed]  # coalitions of the remaining members without player j
             joins = (ranks >= below) & (needed > 0)
             members[:, j] = joins
             ranks = ranks - below.where(joins, 0)

@@ -1,9 +1,9 @@
-"""Stored truth: converged Shapley values of given inputs, which everything else is measured against.
+"""Reference values: converged Shapley values of given inputs, stored to compare other values with.
 
-Computed batch by batch, each batch one file that appears whole or not at all (written under another name, then renamed).
-A run that was stopped finds its finished batches and continues; seeds belong to batches, so the result is the same as
-without the stop. Every batch is estimated in two independent halves, whose agreement is the reliability that is stored.
-A truth belongs to one surrogate, named by the hash of its weights: another surrogate is another game.
+They are computed batch by batch, each batch in a file that is written atomically. An interrupted run continues after its
+last finished batch; seeds belong to batches, so the result does not depend on interruptions. Every batch is estimated in
+two independent halves, whose agreement is stored as the reliability. Reference values belong to one surrogate, identified
+by the hash of its weights.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ RECORD, TENSORS = "truth.json", "truth.safetensors"
 
 @dataclass(frozen=True)
 class Specification:
-    """What a truth is of and how it is made; two runs with the same one give the same values."""
+    """What reference values are of and how they are made; the same specification gives the same values."""
 
     num_inputs: int
     surrogate: str
-    """Hash of the surrogate's own weights, not of a copy in half precision that evaluates it."""
+    """Hash of the surrogate's own weights, not of a half-precision copy."""
     method: str
     budget: int
     """Evaluations per input, both halves and the endpoints together."""
@@ -45,7 +45,7 @@ class Specification:
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """Converged values of ``N`` inputs."""
+    """Reference values of ``N`` inputs."""
 
     specification: Specification
     values: Tensor
@@ -79,17 +79,17 @@ def compute(
     seed: int = 0,
     progress: Callable[[int, int], object] | None = None,
 ) -> Truth:
-    """Compute the truth of ``num_inputs`` inputs into ``folder``, or finish the one begun there.
+    """Compute the reference values of ``num_inputs`` inputs into ``folder``, or continue an interrupted computation.
 
-    ``game_of(slice)`` makes the game of some of the inputs. ``method`` names ``estimator`` in the record; name its
-    options there too where they are not the default ones. ``progress(done, num_inputs)`` is called after every batch.
+    ``game_of(slice)`` makes the game of some of the inputs. ``method`` names ``estimator`` in the record, with its
+    options if they are not the defaults. ``progress(done, num_inputs)`` is called after every batch.
     """
     if num_inputs < 1 or batch < 1:
         raise ValueError(f"num_inputs and batch are at least 1, got {num_inputs} and {batch}")
     folder = Path(folder)
     specification = Specification(num_inputs, surrogate, method, budget, batch, seed)
     folder.mkdir(parents=True, exist_ok=True)
-    _begin(folder, specification)
+    _start(folder, specification)
     if (folder / TENSORS).exists():
         return load(folder)
     starts = range(0, num_inputs, batch)
@@ -98,7 +98,7 @@ def compute(
         if not (part := _part(folder, start)).exists():
             game = game_of(slice(start, stop))
             if game.batch_size != stop - start:
-                raise ValueError(f"game_of was asked for {stop - start} inputs and gave {game.batch_size}")
+                raise ValueError(f"game_of returned {game.batch_size} inputs instead of {stop - start}")
             write_tensors(part, _tensors(*split_half(estimator, game, budget=budget, seed=seed + start)))
         if progress is not None:
             progress(stop, num_inputs)
@@ -123,9 +123,9 @@ def of_images(
     precision: Precision = "auto",
     progress: Callable[[int, int], object] | None = None,
 ) -> Truth:
-    """The truth of these images under this (surrogate) model, by ``kernelshap``; arguments as for ``compute``.
+    """Compute reference values of images for this (surrogate) model by ``kernelshap``; arguments as for ``compute``.
 
-    It belongs to the model's own weights, in whatever ``precision`` and on whatever device it is computed.
+    They belong to the model's own weights, whatever the ``precision`` and the device.
     """
     pixels = model.prepare(images).pixels
     return compute(
@@ -141,30 +141,32 @@ def of_images(
 
 
 def load(folder: str | Path, /, *, surrogate: str | None = None) -> Truth:
-    """Load a finished truth; with ``surrogate``, only if it is of the surrogate with that hash."""
+    """Load finished reference values; with ``surrogate``, only those of the surrogate with that hash."""
     folder = Path(folder)
     if not (folder / TENSORS).exists():
-        raise FileNotFoundError(f"there is no finished truth in {folder}: compute it (again) to finish it")
+        raise FileNotFoundError(
+            f"there are no finished reference values in {folder}: compute them (again) to finish them"
+        )
     specification = _read_record(folder)
     if surrogate is not None and surrogate != specification.surrogate:
         raise ValueError(
-            f"this truth is of the surrogate {specification.surrogate}, not of {surrogate}: "
-            f"a new surrogate needs a new truth"
+            f"these reference values belong to the surrogate {specification.surrogate}, not to {surrogate}: "
+            f"a new surrogate needs new ones"
         )
     return Truth(specification=specification, **read_tensors(folder / TENSORS))
 
 
-def _begin(folder: Path, specification: Specification) -> None:
+def _start(folder: Path, specification: Specification) -> None:
     if not (folder / RECORD).exists():
         _write_record(folder, specification, None)
         return
-    begun = _read_record(folder)
-    differing = [name for name, value in asdict(begun).items() if value != asdict(specification)[name]]
+    stored = _read_record(folder)
+    differing = [name for name, value in asdict(stored).items() if value != asdict(specification)[name]]
     if differing:
         listed = ", ".join(
-            f"{name} {getattr(begun, name)!r} there, {getattr(specification, name)!r} asked" for name in differing
+            f"{name} {getattr(stored, name)!r} there, {getattr(specification, name)!r} requested" for name in differing
         )
-        raise ValueError(f"{folder} holds another truth ({listed}): choose another folder")
+        raise ValueError(f"{folder} holds other reference values ({listed}): choose another folder")
 
 
 def _tensors(estimate: Estimate, reliability: Tensor) -> dict[str, Tensor]:

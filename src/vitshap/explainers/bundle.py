@@ -1,4 +1,4 @@
-"""Explainers as folders that anyone can load: two networks, and all it takes to build them without asking a hub.
+"""Bundles: an explainer and its surrogate in one folder, with all that is needed to build them without a hub.
 
 Loading builds the surrogate from its description, an explainer on its trunk as at the start of training, and then fills in
 the explainer's tensors. So what the trunk still shares with the surrogate (all of it, if only the head was trained) and
@@ -57,7 +57,7 @@ from vitshap.models.stored import (
 __all__ = ["BundleError", "load", "load_classifier", "read", "record", "save", "shipped"]
 
 NULL_TOLERANCE = {False: 1e-3, True: 1e-2}
-"""How far v(0) may move between machines, by whether the weights have been rounded to 16 bits."""
+"""Largest change of v(0) between machines, by whether the weights have been rounded to 16 bits."""
 
 
 def save(
@@ -73,10 +73,10 @@ def save(
     """Write ``explainer`` with its surrogate into ``folder``: all of it, or nothing.
 
     Args:
-        half: store weights in 16 bits; what is loaded computes in the model's own precision all the same.
+        half: store weights in 16 bits; a loaded explainer still computes in the model's own precision.
         include_classifier: store the explained model too: the one that the explainer was made with (True), or this one.
             Without it only its fingerprint is stored, if it is known.
-        quality: what was measured, as plain numbers and text by name; None: what a loaded explainer was stored with.
+        quality: measured quality, as plain numbers and text by name; None: what a loaded explainer was stored with.
         overwrite: replace a bundle that is there already.
     """
     final = Path(os.path.expanduser(folder)).resolve()
@@ -147,7 +147,7 @@ def read(name: str | os.PathLike[str], /) -> dict[str, Any]:
     return read_config(find(name))
 
 
-def own_folder(name: str | os.PathLike[str], /) -> Path:
+def local_folder(name: str | os.PathLike[str], /) -> Path:
     """Return a bundle's local folder, which can be written to; ``BundleError`` for shipped names and hub ids."""
     place = Path(name)
     read_config(place)
@@ -155,8 +155,8 @@ def own_folder(name: str | os.PathLike[str], /) -> Path:
 
 
 def record(folder: str | os.PathLike[str], measured: dict[str, Any], /) -> None:
-    """Write what was measured into a bundle's configuration and card; other entries stay."""
-    place = own_folder(folder)
+    """Add measured quality to a bundle's configuration and card; other entries are kept."""
+    place = local_folder(folder)
     config = read_config(place)
     config["quality"] = {**(config.get("quality") or {}), **measured}
     for name, text in ((CONFIG, _as_json(config)), (CARD, write_card(config))):
@@ -182,7 +182,7 @@ def _explainer(folder: Path, surrogate: MaskedModel, config: dict[str, Any]) -> 
         moved = float((stored - rebuilt).abs().max() / stored.abs().max().clamp(min=1))
         if not moved <= NULL_TOLERANCE[rounded]:
             raise BundleError(
-                f"the surrogate in {folder} answers differently here: v(0) moved by {moved:.1e} "
+                f"the surrogate in {folder} has other outputs here: v(0) changed by {moved:.1e} "
                 f"(made with {config['versions']}, here {_versions(surrogate)})"
             )
         if rounded:
@@ -192,7 +192,7 @@ def _explainer(folder: Path, surrogate: MaskedModel, config: dict[str, Any]) -> 
 
 
 def _left_out(explainer: Explainer) -> set[str]:
-    """Names of tensors that a fresh explainer on this surrogate has already, or never reads."""
+    """Return the names of tensors that a new explainer on this surrogate has already, or never uses."""
     network = explainer.network
     if network.adapter is None:  # a U-Net shares nothing with the surrogate
         return set()
@@ -270,7 +270,7 @@ def _check_free(folder: Path, *, overwrite: bool) -> None:
 
 
 def _write(final: Path, tensors: dict[str, dict[str, Tensor]], config: dict[str, Any]) -> None:
-    """Write a whole folder (tensors by file name) or leave everything as it was."""
+    """Write a complete folder (tensors by file name), or change nothing."""
     partial = final.parent / f".{final.name}.{os.getpid()}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -282,15 +282,15 @@ def _write(final: Path, tensors: dict[str, dict[str, Tensor]], config: dict[str,
         (partial / CARD).write_text(write_card(config), encoding="utf-8")
         for file in tensors:
             shutil.copymode(partial / CONFIG, partial / file)  # safetensors lets nobody but its owner read
-        _take_place(partial, final)
+        _replace_folder(partial, final)
     except (OSError, SafetensorError) as error:
         raise OSError(f"{final} could not be written ({first_line(error)}); what was there is unchanged") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _take_place(partial: Path, final: Path) -> None:
-    """Rename; a folder cannot be renamed onto a full one, so the old one steps aside, and back if that fails."""
+def _replace_folder(partial: Path, final: Path) -> None:
+    """Rename ``partial`` to ``final``; an old folder is renamed first, and renamed back if that fails."""
     aside = final.parent / f".{final.name}.{os.getpid()}.old"
     if final.exists():
         os.replace(final, aside)

@@ -1,4 +1,4 @@
-"""The card of a stored explainer: what a person should know before using it, as the README of its folder."""
+"""The model card of a bundle: the README of its folder."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MEASURES = {
     "others_insertion": "insertion by the values of other classes, area under the curves of these classes",
     "random_insertion": "insertion in random order",
     "random_deletion": "deletion in random order",
-    "unknown_threshold": "largest probability below which no class is said to fit",
+    "unknown_threshold": "probability threshold: predictions below it are reported as low confidence",
 }
-"""What the numbers of ``vitshap bench quality`` and ``unknown`` are, in words; others have names of their own.
+"""Descriptions of the numbers that ``vitshap bench quality`` and ``unknown`` record; others are shown by their names.
 
-Every line is understood alone: measures are listed in the order in which they were recorded. "Own class": the images'.
+Measures are listed in the order in which they were recorded. "Own class": the class of the image.
 """
 
 TEMPLATE = """\
@@ -48,15 +48,15 @@ explanation = explainer("photo.jpg", target="predicted")
 explanation.plot()
 ```
 
-With `classifier=net` loading fails unless `net` has the very weights that this explainer was made for.
+With `classifier=model` loading fails unless `model` has exactly the weights that this explainer was made for.
 
 ## What it explains
 
 - Players: {players}.
-- A withheld patch is removed by: {removal}. Values are of the net's {unit}.
+- A withheld patch is removed by: {removal}. Values are in units of the model's {unit}.
 - {classes}
 - Weights: {precision}. Files are checked against the SHA-256 in `config.json`; there is no pickle.
-- Explained net's fingerprint: {fingerprint}
+- Fingerprint of the explained model: {fingerprint}
 
 ## Measured quality
 
@@ -64,13 +64,13 @@ With `classifier=net` loading fails unless `net` has the very weights that this 
 
 ## Licence
 
-The weights derive from the explained net and its training data, whose licences apply. Whoever publishes this folder states
-the licence here.
+The weights derive from the explained model and its training data, whose licences apply. Whoever publishes this folder
+states the licence here.
 """
 
 
 def write_card(config: dict[str, Any], /) -> str:
-    """The text, from the configuration that is stored beside it."""
+    """Return the text of the card for a configuration."""
     surrogate = config["surrogate"]
     wrapped, net = surrogate["wrap"], surrogate["net"]
     height, width = wrapped["image_size"]
@@ -109,7 +109,7 @@ def _quality(quality: dict[str, Any] | None) -> str:
 
 
 def measured(quality: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """Every number that was measured: what it is in words, and the number as a text."""
+    """Yield the description and the text of every measured number."""
     for name, value in quality.items():
         if isinstance(value, dict):
             yield from measured(value, f"{above}{name}, ")

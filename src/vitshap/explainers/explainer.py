@@ -1,4 +1,4 @@
-"""``Explainer``: a surrogate and the network that predicts its Shapley values; it is called as every method is."""
+"""``Explainer``: a surrogate and the network that predicts its Shapley values; it is called like any method."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ class Explainer(InputShaped, nn.Module):
     samples: ClassVar[bool] = False
 
     null_values: Tensor
-    """v(0) of a blank image, float32 ``[1, K]``; where ``surrogate.same_null`` it is that of every image."""
+    """v(0) of a blank image, float32 ``[1, K]``; if ``surrogate.same_null``, that of every image."""
     scale: Tensor
     """Unit of the network's outputs, float32 ``[K]``; see ``set_scale``."""
     classifier_fingerprint: str | None
-    """SHA-256 of the explained net's weights (``MaskedModel.fingerprint``), if known; stored with the explainer."""
+    """SHA-256 of the explained model's weights (``MaskedModel.fingerprint``), if known; stored with the explainer."""
     classifier_as_stored: str | None = None
-    """The same of the copy that a bundle holds, which may be rounded."""
+    """SHA-256 of the copy in a bundle, whose weights may be rounded."""
     quality: dict[str, Any] | None = None
-    """What was measured of it, as it was stored with it."""
+    """Measured quality, as stored in the bundle."""
 
     def __init__(
         self, surrogate: MaskedModel, config: ExplainerConfig | None = None, *, classifier: MaskedModel | None = None
     ) -> None:
-        """A network with a fresh head on the surrogate's trunk; the surrogate itself is not trained with it.
+        """Create a network with a new head on a copy of the surrogate's trunk; the surrogate itself is not trained.
 
         ``to``, ``half``, ``eval`` and the like act on surrogate and classifier too; ``parameters``, ``state_dict`` and
         ``train`` are the network's alone.
 
-        ``classifier``, the explained net, is needed for ``ExplainerConfig(init="classifier")``, and to store it too;
-        without it what the surrogate knows of it is taken.
+        ``classifier``, the explained model, is needed for ``ExplainerConfig(init="classifier")``, and to store it too;
+        without it the surrogate's record of its fingerprint is used.
         """
         super().__init__()
         _check_surrogate(surrogate)
@@ -62,16 +62,16 @@ class Explainer(InputShaped, nn.Module):
 
     @property
     def surrogate(self) -> MaskedModel:
-        """The game whose values are predicted."""
+        """The model whose Shapley values are predicted."""
         return self._surrogate[0]
 
     @property
     def classifier(self) -> MaskedModel | None:
-        """The net that is explained, where it was given."""
+        """The explained model, if it was given."""
         return self._classifier[0]
 
     def set_scale(self, std: Tensor, /) -> None:
-        """Learn values in units of the outputs' standard deviation ``[K]``: regression outputs have any magnitude."""
+        """Set the unit of the network's outputs to the outputs' standard deviation ``[K]``, for regression."""
         std = std.detach().to(self.scale)
         if std.shape != self.scale.shape or not bool((torch.isfinite(std) & (std > 0)).all()):
             raise ValueError(
@@ -82,11 +82,11 @@ class Explainer(InputShaped, nn.Module):
 
     @property
     def forward_func(self) -> MaskedModel:
-        """The surrogate, as captum asks for it."""
+        """The surrogate, under the name that captum expects."""
         return self.surrogate
 
     def base_values(self, pixels: Tensor) -> Tensor:
-        """v(0) of these images, ``[B, K]``: computed once, or for each image where images differ in it."""
+        """Return v(0) of these images, ``[B, K]``: stored if it is the same for all images, else computed."""
         surrogate = self.surrogate
         if surrogate.same_null:
             return self.null_values.expand(len(pixels), -1)
@@ -95,7 +95,7 @@ class Explainer(InputShaped, nn.Module):
             return surrogate.link(surrogate.logits(pixels, nobody, finite=False))[:, 0]
 
     def values(self, pixels: Tensor, full: Tensor, base: Tensor | None = None) -> Tensor:
-        """Values of all players and classes ``[B, d, K]``, given v(1) ``[B, K]``; gradients flow into the network.
+        """Return the values of all players and classes ``[B, d, K]``, given v(1) ``[B, K]``, with gradients.
 
         ``base``: v(0) of these images, where the caller has it already.
         """
@@ -103,11 +103,11 @@ class Explainer(InputShaped, nn.Module):
         return self.efficient(raw, full, self.base_values(pixels) if base is None else base)
 
     def efficient(self, raw: Tensor, full: Tensor, base: Tensor) -> Tensor:
-        """The network's outputs ``[B, d, K]`` as values that add up to v(1) - v(0), both ``[B, K]``."""
+        """Normalise the network's outputs ``[B, d, K]`` to add up to v(1) - v(0), both ``[B, K]``."""
         return normalised(raw * self.scale, base, full)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the network's mode; ``eval`` is the surrogate's and the classifier's too, which are never trained with it."""
+        """Set the network's mode; ``eval`` also applies to surrogate and classifier, which are never trained here."""
         super().train(mode)
         if not mode:
             for model in self._others():
@@ -115,7 +115,7 @@ class Explainer(InputShaped, nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What ``to``, ``cuda``, ``half`` and the like do; v(0) and the scale are numbers of the game and stay float32."""
+        """Apply ``to``, ``cuda``, ``half`` and the like; v(0) and the scale stay float32."""
         before = {"null_values": self.null_values, "scale": self.scale}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, tensor in before.items():
@@ -127,12 +127,12 @@ class Explainer(InputShaped, nn.Module):
         return self
 
     def _others(self) -> list[MaskedModel]:
-        """Surrogate and classifier; one, where they are the same."""
+        """Return surrogate and classifier, once if they are the same."""
         models = {id(model): model for model in (self.surrogate, self.classifier) if model is not None}
         return list(models.values())
 
     def forward(self, images: Any, /, target: Target = None) -> Explanation:
-        """Explain images (a tensor as the net takes it, PIL images or paths) for ``target``, or for all classes."""
+        """Explain images (a tensor as the model takes it, PIL images or paths) for ``target``, or for all classes."""
         surrogate = self.surrogate
         prepared = surrogate.prepare(images, finite=False)
         started = time.perf_counter()
@@ -142,7 +142,7 @@ class Explainer(InputShaped, nn.Module):
             base = self.base_values(prepared.pixels)
             values = take_classes(self.values(prepared.pixels, full, base), targets).float().cpu()
         full, base, targets = full.cpu(), base.cpu(), targets.cpu()
-        if not bool(torch.isfinite(full).all()):  # looked at here, where no GPU is working any more
+        if not bool(torch.isfinite(full).all()):  # checked here, when the GPU has finished
             check_finite(prepared.pixels)
         return Explanation(
             values=values,
@@ -205,7 +205,7 @@ def explainer_method(
 
 
 def _check_surrogate(surrogate: MaskedModel) -> None:
-    """Refuse what differs between images: one network has one list of players and one v(0)."""
+    """Raise ``ValueError`` for players or removal that differ between images: a network has one list of players."""
     why = None
     if surrogate.removal == "random":
         why = 'with removal="random" v(0) differs between images: an explainer needs another removal'

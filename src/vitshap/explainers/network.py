@@ -1,9 +1,12 @@
-"""The explainer network: the explained net's own trunk, the paper's head, one value per patch and class.
+"""The explainer network: a copy of the explained model's trunk and the paper's head, one value per patch and class.
 
-Any net that ``wrap`` accepts lends its trunk: the adapter's ``embed`` and ``encode`` run on whole images, so the explainer
-is of the same family as the net it explains and starts from its weights. The head is one more attention block and three
-fully connected layers of four times the width; class and register tokens are kept as its input and their outputs dropped.
-The alternative is a U-Net on pixels, which needs nothing of the net but its image size and grid.
+The trunk can be any transformer that ``wrap`` accepts: the adapter's ``embed`` and ``encode`` run on whole images, so the
+explainer has the architecture of the model it explains and starts from its weights. The head is one more attention block
+and three fully connected layers of four times the width; class and register tokens are part of its input, and their
+outputs are dropped. The alternative is a U-Net on pixels, which depends only on the image size and the grid.
+
+Profiles model at which coalition sizes the values of an image arise: Shapley values are the mean over sizes of the linear
+effects at each size, and a profile is a mixture of basis functions over the sizes.
 """
 
 from __future__ import annotations
@@ -28,43 +31,43 @@ from vitshap.players import Players
 
 Trunk = Literal["own", "unet"]
 LARGEST = 8.0
-"""Logarithm of the largest magnitude, which keeps an unlucky step from overflowing."""
+"""Largest absolute log-magnitude, which prevents overflow."""
 
 
 @dataclass(frozen=True)
 class ExplainerConfig:
-    """What the network is made of, where it starts, and which of it is trained."""
+    """Architecture, initial weights and trained parts of an explainer network."""
 
     extra_block: bool = True
     """One more attention block between trunk and fully connected layers; a U-Net has neither."""
     block_norm: bool = True
-    """A layer norm before the extra block's attention, and before the fully connected layers also where there is no extra
-    block. The authors have neither: false for their network and weights."""
+    """A layer norm before the extra block's attention, and before the fully connected layers also if there is no extra
+    block. The authors' network has neither: false for their weights."""
     train_trunk: bool = True
     """Whether the trunk is trained, or only the head."""
     frozen_blocks: int = 0
-    """The embedding and the first so many blocks of the trunk are not trained."""
+    """Number of first blocks of the trunk that are not trained; the embedding is then not trained either."""
     frozen: tuple[str, ...] = ()
     """Names of modules or parameters of the trunk that are not trained, with * for any text ("blocks.3", "*.norm1.*")."""
     init: str = "surrogate"
     """Where the trunk's weights come from: "surrogate", "classifier", "scratch", the path of a safetensors file with the
-    state dict of such a net, or another pre-trained net: a name of timm, a folder or a hub id of transformers. A U-Net has
-    nothing in common with the surrogate: it starts from scratch or from a file."""
+    state dict of such a network, or another pre-trained model: a timm name, a folder or a hub id of transformers. A U-Net
+    starts from scratch or from a file."""
     tanh: bool = True
-    """Bound the values before normalisation, as the paper does."""
+    """Bound the values by tanh before normalisation, as in the paper."""
     output_scale: float = 1.0
-    """Unit of the head's output: small values are learned faster in small units."""
+    """Factor applied to the head's output; small values are learned faster with a small factor."""
     magnitudes: bool = False
-    """Learn how large an image's values are for each class beside the pattern that they make: values of different classes
-    may differ by orders of magnitude. A U-Net has no such output."""
+    """Predict the magnitude of an image's values for each class separately from their pattern: classes may differ
+    by orders of magnitude. Not available for a U-Net."""
     profiles: bool = False
-    """Learn at which sizes of coalitions the values of an image and class come about. It changes no explanation: training
-    cancels noise with it. A U-Net has no such output."""
+    """Predict at which coalition sizes the values of an image and class arise. Explanations do not change: training uses it
+    to reduce noise. Not available for a U-Net."""
     trunk: Trunk = "own"
-    """A net like the explained one ("own"), or a U-Net on pixels, which any net can have ("unet")."""
+    """The architecture of the explained model ("own"), or a U-Net on pixels, for any model ("unet")."""
 
     def __post_init__(self) -> None:
-        """Make text of paths, so that a configuration can be written as JSON, and check the fields."""
+        """Convert paths to text, so that a configuration can be written as JSON, and check the fields."""
         object.__setattr__(self, "init", os.fspath(self.init))
         if problem := next(self._problems(), None):
             raise ValueError(problem)
@@ -91,14 +94,14 @@ class ExplainerConfig:
 
 
 class ExplainerNetwork(nn.Module):
-    """Images ``[B, C, H, W]`` to raw values ``[B, d, K]``, before the additive efficient normalisation."""
+    """Maps images ``[B, C, H, W]`` to raw values ``[B, d, K]``, before the additive efficient normalisation."""
 
     def __init__(
         self, model: MaskedModel, config: ExplainerConfig | None = None, *, classifier: MaskedModel | None = None
     ) -> None:
-        """A trunk like ``model``'s or a U-Net, and a fresh head for its players and classes.
+        """Create a trunk like ``model``'s or a U-Net, and a new head for its players and classes.
 
-        ``classifier`` is what ``init="classifier"`` takes the weights from.
+        ``classifier``: the source of the weights for ``init="classifier"``.
         """
         super().__init__()
         self.config = config or ExplainerConfig()
@@ -110,16 +113,16 @@ class ExplainerNetwork(nn.Module):
         self.head.to(model.device)
 
     def forward(self, images: Tensor, players: Players) -> Tensor:
-        """Values of the players: a player of several tokens has the sum of theirs."""
+        """Return the values of the players: a player of several tokens has the sum of their values."""
         return sum_over_players(self.token_values(images), players)
 
     def token_values(self, images: Tensor) -> Tensor:
-        """Values of the patches, ``[B, N, K]``."""
+        """Return the values of the patches, ``[B, N, K]``."""
         return self.outputs(images)[0]
 
     def outputs(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Values of the patches, and with ``profiles`` the shares ``[B, J, K]`` that the bumps of ``size_bumps`` have in
-        each class's profile; these send no gradient into the trunk."""
+        """Return the values of the patches, and with ``profiles`` the weights ``[B, J, K]`` of the functions of
+        ``size_basis`` in each class's profile; these pass no gradient to the trunk."""
         shares: Tensor | None = None
         if self.adapter is None:
             values: Tensor = self.head(self.trunk(images)).float()
@@ -137,7 +140,7 @@ class ExplainerNetwork(nn.Module):
             self.adapter = find_adapter(self.trunk, model.image_size)
         except CannotMask as error:
             raise ValueError(
-                f'{type(self.trunk).__name__} lends no trunk to an explainer: use ExplainerConfig(trunk="unet")'
+                f'{type(self.trunk).__name__} cannot be the trunk of an explainer: use ExplainerConfig(trunk="unet")'
             ) from error
         width, read = probe(self.trunk, self.adapter)
         if config.init != "surrogate":
@@ -153,7 +156,7 @@ class ExplainerNetwork(nn.Module):
             extra_block=config.extra_block,
             block_norm=config.block_norm,
             magnitudes=config.magnitudes,
-            bumps=even_shares(model.num_players) if config.profiles else None,
+            basis=uniform_shares(model.num_players) if config.profiles else None,
         ).to(net_device_dtype(self.trunk)[1])
 
     def _build_unet(self, model: MaskedModel) -> None:
@@ -167,13 +170,13 @@ class ExplainerNetwork(nn.Module):
         self.head = nn.Linear(unet.width, model.num_classes)
 
     def _frozen(self) -> set[str]:
-        """Names of the trunk's parameters that ``frozen_blocks`` and ``frozen`` exclude from training."""
+        """Return the names of the trunk's parameters that ``frozen_blocks`` and ``frozen`` exclude from training."""
         names, frozen = [name for name, _ in self.trunk.named_parameters()], set[str]()
         if (count := self.config.frozen_blocks) and self.adapter is not None:
             blocks = self.adapter.blocks
             if count > len(blocks):
                 raise ValueError(f"frozen_blocks is {count}, but the trunk has {len(blocks)} blocks")
-            # What comes before the blocks: all that is neither in a later block nor in the final norm.
+            # Everything that is neither in a later block nor in the final norm.
             later = {id(p) for module in (*blocks[count:], self.adapter.final_norm) for p in module.parameters()}
             frozen |= {name for name, parameter in self.trunk.named_parameters() if id(parameter) not in later}
         for pattern in self.config.frozen:
@@ -198,15 +201,15 @@ class Head(nn.Module):
         extra_block: bool = True,
         block_norm: bool = True,
         magnitudes: bool = False,
-        bumps: Tensor | None = None,
+        basis: Tensor | None = None,
     ) -> None:
-        """``heads`` of the attention block; ``block_norm``, ``magnitudes``: see ``ExplainerConfig``; ``bumps``: the shares
-        ``[J]`` that profiles begin with, None for no profiles."""
+        """``heads`` of the attention block; ``block_norm``, ``magnitudes``: see ``ExplainerConfig``; ``basis``: the
+        initial weights ``[J]`` of profiles, None for no profiles."""
         super().__init__()
         self.magnitudes = _of_image(width, torch.zeros(num_classes)) if magnitudes else None
         self.profiles = None
-        if bumps is not None:
-            self.profiles = _of_image(width, bumps.float().log()[:, None].expand(-1, num_classes))
+        if basis is not None:
+            self.profiles = _of_image(width, basis.float().log()[:, None].expand(-1, num_classes))
         self.block = AttentionBlock(width, heads, norm=block_norm) if extra_block else nn.Identity()
         self.layers = nn.Sequential(
             nn.LayerNorm(width) if extra_block or block_norm else nn.Identity(),
@@ -218,7 +221,7 @@ class Head(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-        """``[B, L, D]`` to values ``[B, L, K]`` and, if there are profiles, shares ``[B, J, K]``."""
+        """Map ``[B, L, D]`` to values ``[B, L, K]`` and, if there are profiles, weights ``[B, J, K]``."""
         tokens = self.block(tokens)
         values: Tensor = self.layers(tokens)
         if self.magnitudes is not None:
@@ -253,17 +256,17 @@ class AttentionBlock(nn.Module):
         return mixed
 
 
-def _of_image(width: int, begin: Tensor) -> nn.Sequential:
-    """Outputs of an image's mean token that are ``begin`` (flattened) for every image at first."""
-    last = nn.Linear(width, begin.numel())
+def _of_image(width: int, initial: Tensor) -> nn.Sequential:
+    """Return a layer on an image's mean token whose initial output is ``initial`` (flattened) for every image."""
+    last = nn.Linear(width, initial.numel())
     nn.init.zeros_(last.weight)
     with torch.no_grad():
-        last.bias.copy_(begin.flatten())
+        last.bias.copy_(initial.flatten())
     return nn.Sequential(nn.LayerNorm(width), last)
 
 
 def normalised(values: Tensor, base: Tensor, full: Tensor, player_mask: Tensor | None = None) -> Tensor:
-    """Additive efficient normalisation: shift the values ``[B, d, K]`` equally until they add up to ``full - base``.
+    """Apply additive efficient normalisation: shift the values ``[B, d, K]`` equally until they add up to ``full - base``.
 
     ``base``, ``full``: ``[B, K]``. Players that an image lacks (``player_mask`` bool ``[B, d]``) stay at zero.
     """
@@ -288,7 +291,7 @@ def sum_over_players(values: Tensor, players: Players) -> Tensor:
 
 
 def encoded(adapter: Adapter, images: Tensor) -> Tensor:
-    """Tokens of whole images after the final norm, ``[B, prefix + N, D]``."""
+    """Return the tokens of whole images after the final norm, ``[B, prefix + N, D]``."""
     tokens = adapter.embed(images)
     positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
     normed: Tensor = adapter.final_norm(adapter.encode(tokens, positions))
@@ -296,25 +299,25 @@ def encoded(adapter: Adapter, images: Tensor) -> Tensor:
 
 
 def probe(trunk: nn.Module, adapter: Adapter) -> tuple[int, set[str]]:
-    """The trunk's width, and the names of the parameters and buffers that its encoded tokens can depend on."""
+    """Return the trunk's width, and the names of the parameters and buffers that its encoded tokens depend on."""
     names, parameters = zip(*trunk.named_parameters(), strict=True)
     with torch.enable_grad(), evaluating(trunk):
         trunk.requires_grad_(True)
         tokens = encoded(adapter, parameters[0].new_ones(1, adapter.channels, *adapter.image_size))
         gradients = torch.autograd.grad(tokens[:, adapter.prefix :].float().sum(), parameters, allow_unused=True)
     read = {name for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
-    # Buffers have no gradients: they are taken to be read.
+    # Buffers have no gradients: all are assumed to be used.
     return tokens.shape[-1], read | (trunk.state_dict().keys() - set(names))
 
 
 def _heads(width: int) -> int:
-    """Heads of 64, as vision transformers have them, or of 8 in very narrow nets; fewer where these do not divide."""
+    """Return the number of heads: of width 64 as in vision transformers, or 8 in narrow networks, if these divide it."""
     return next((width // size for size in ((64, 32, 16, 8) if width >= 64 else (8, 4)) if width % size == 0), 1)
 
 
-def size_bumps(d: int) -> Tensor:
-    """Bumps around sizes that double towards d/2 from both ends, each of mean 1 over the sizes 1 to d - 1: float64
-    ``[J, d + 1]``."""
+def size_basis(d: int) -> Tensor:
+    """Return piecewise linear (hat) functions over coalition sizes, float64 ``[J, d + 1]``, each of mean 1 over the sizes 1
+    to d - 1; their knots double towards d/2 from both ends."""
     sizes, knots = torch.arange(d + 1, dtype=torch.float64), _knots(d)
     hats = torch.zeros(len(knots), d + 1, dtype=torch.float64)
     place = torch.searchsorted(knots, sizes).clamp(1, max(len(knots) - 1, 1))
@@ -324,13 +327,13 @@ def size_bumps(d: int) -> Tensor:
         part = ((sizes - knots[place - 1]) / (knots[place] - knots[place - 1])).clamp(0, 1)
         hats.scatter_(0, place[None] - 1, (1 - part)[None])
         hats.scatter_(0, place[None], part[None])
-    hats[:, 0] = hats[:, d] = 0  # nothing and everything have no effects
+    hats[:, 0] = hats[:, d] = 0  # the empty and the full coalition have no effects
     return hats * (d - 1) / hats.sum(1, keepdim=True)
 
 
-def even_shares(d: int) -> Tensor:
-    """The mixture of bumps that is 1 at every size, float64 ``[J]``."""
-    return 1 / size_bumps(d).amax(1)
+def uniform_shares(d: int) -> Tensor:
+    """Return the weights with which the functions of ``size_basis`` add up to 1 at every size, float64 ``[J]``."""
+    return 1 / size_basis(d).amax(1)
 
 
 def _knots(d: int) -> Tensor:

@@ -1,8 +1,9 @@
-"""A U-Net on pixels: the explainer that owes nothing to the explained net, the last row of the paper's ablation table.
+"""A U-Net on pixels: the trunk that does not depend on the explained model, as in the paper's ablation.
 
 Contracting blocks of two convolutions, halved by max pooling; expanding blocks that join what was seen at the same
-resolution on the way down. Its maps are averaged over each patch of the grid, so any net that ``wrap`` accepts can have it.
-Channels are normalised by groups within one image: unlike batch norm, no image's values depend on its batch.
+resolution on the way down. Its maps are averaged over each patch of the grid, so it works for any model that
+``wrap`` accepts. Channels are normalised by groups within one image: unlike with batch norm, no image's values depend
+on its batch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 GROUPS = 8
-"""Groups of the group norms; widths are multiples of twice this, so that one-pixel maps still have something to norm."""
+"""Groups of the group norms; widths are multiples of twice this, so that a group has several values even in 1 x 1 maps."""
 
 
 class UNet(nn.Module):
@@ -33,7 +34,7 @@ class UNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """``[B, C, H, W] -> [B, N, width]``."""
-        maps = images.to(next(self.parameters()).dtype)  # whatever the explained net takes
+        maps = images.to(next(self.parameters()).dtype)  # whatever the explained model takes
         skips: list[Tensor] = []
         for block in self.down:
             maps = block(F.max_pool2d(maps, 2) if skips else maps)
@@ -62,7 +63,7 @@ class Expand(nn.Module):
 
 
 def _convolutions(before: int, after: int) -> nn.Sequential:
-    """Two 3 x 3 convolutions, each normed and rectified; the norms have biases, so the convolutions need none."""
+    """Return two 3 x 3 convolutions with group norm and ReLU; the norms have biases, so the convolutions need none."""
     return nn.Sequential(
         nn.Conv2d(before, after, 3, padding=1, bias=False),
         nn.GroupNorm(GROUPS, after),
@@ -74,5 +75,5 @@ def _convolutions(before: int, after: int) -> nn.Sequential:
 
 
 def _halvings(image_size: tuple[int, int]) -> int:
-    """How often an image can be halved and still have two pixels a side."""
+    """Return how often an image can be halved with at least two pixels left on each side."""
     return max(min(image_size).bit_length() - 2, 0)

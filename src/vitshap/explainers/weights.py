@@ -1,7 +1,7 @@
-"""Where an explainer's weights come from: the surrogate, the classifier, a file, another pre-trained net, the authors.
+"""Initial weights of an explainer: the surrogate's, the classifier's, a file's, another pre-trained model's, the authors'.
 
-What the explainer reads of the trunk is found by asking for gradients, not by names: a classification head, whatever a
-library calls it, is what gets none. It is not trained, and a file may lack it or have one for other classes.
+Which of the trunk's parameters the explainer uses is found by gradients, not by names: a classification head, whatever a
+library calls it, has none. It is not trained, and a file may lack it or have one for other classes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vitshap.models.base import Adapter, unwrapped
 from vitshap.models.load import is_name, pretrained_state
 
 SOURCES = ("surrogate", "scratch", "classifier")
-"""What ``ExplainerConfig.init`` may name; anything else is a file or a pre-trained net."""
+"""What ``ExplainerConfig.init`` may name; anything else is a file or a pre-trained model."""
 AUTHORS_BLOCK = {
     "attn.qkv": "qkv",
     "attn.proj": "project",
@@ -34,12 +34,12 @@ AUTHORS_BLOCK = {
 def start(
     trunk: nn.Module, adapter: Adapter | None, init: str, read: set[str], classifier: MaskedModel | None = None
 ) -> None:
-    """Give ``trunk`` the weights that ``init`` names; what is ``read`` of it must be among them.
+    """Load the weights that ``init`` names into ``trunk``; those in ``read``, which the explainer uses, must be there.
 
-    ``adapter``: of a trunk that is a copy of the surrogate's net; None: a U-Net, which no pre-trained net fits.
+    ``adapter``: of a trunk that is a copy of the surrogate's network; None: a U-Net, which has no pre-trained models.
     """
     if init == "scratch":
-        forget(trunk)
+        reinitialise(trunk)
     elif init == "classifier":
         if not isinstance(classifier, MaskedModel):
             raise ValueError(
@@ -55,14 +55,14 @@ def start(
             stored = pretrained_state(init, adapter, read)
         else:
             raise ValueError(
-                f"init is {', '.join(SOURCES)}, the path of a safetensors file, a name of timm, or a folder or hub id of "
+                f"init is {', '.join(SOURCES)}, the path of a safetensors file, a timm name, or a folder or hub id of "
                 f"transformers; there is no {init!r}"
             )
         load(trunk, stored, read, init)
 
 
 def convert_authors_state(state: Mapping[str, Tensor], /) -> dict[str, Tensor]:
-    """The authors' explainer (their names of tensors) as the state of an ``ExplainerNetwork`` on timm's ViT.
+    """Rename the tensors of the authors' explainer to those of an ``ExplainerNetwork`` on timm's ViT.
 
     The network is that of ``ExplainerConfig(block_norm=False)``. Their file lacks the trunk's classification head, which
     is never used: ``explainer.network.load_state_dict(converted, strict=False)`` leaves it as it is.
@@ -92,7 +92,7 @@ def _authors_name(name: str, places: Mapping[int, int]) -> str | None:
 
 
 def load(trunk: nn.Module, given: Mapping[str, Tensor], read: set[str], source: str) -> None:
-    """Copy ``given`` into ``trunk``. All that is ``read`` must be there and fit; the rest is copied where it fits."""
+    """Copy ``given`` into ``trunk``. All names in ``read`` must be there and fit; others are copied if they fit."""
     own = trunk.state_dict()
     problems = [f"{name} is missing" for name in own if name in read and name not in given]
     problems += [f"{name} is unexpected" for name in given if name not in own]
@@ -112,8 +112,8 @@ def load(trunk: nn.Module, given: Mapping[str, Tensor], read: set[str], source: 
     trunk.load_state_dict(fitting, strict=False)
 
 
-def forget(net: nn.Module) -> None:
-    """Draw all weights anew: modules by their own rule, bare parameters (class token, positions) by a narrow normal."""
+def reinitialise(net: nn.Module) -> None:
+    """Initialise all weights: modules by ``reset_parameters``, other parameters (class token, positions) by a normal."""
     bare = {id(p): p for p in net.parameters()}
     for module in net.modules():
         reset = getattr(module, "reset_parameters", None)

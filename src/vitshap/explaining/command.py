@@ -20,7 +20,6 @@ from typing import Annotated, Any
 import typer
 from PIL import Image
 
-from vitshap.devices import resolve_device
 from vitshap.explaining import budget, terminal
 from vitshap.explaining.entries import Explained, Failed
 from vitshap.explaining.photos import SUFFIXES, Found, find_photos
@@ -31,6 +30,7 @@ from vitshap.explaining.stream import CannotExplain, explain_photos
 from vitshap.explaining.terminal import Terminal, progress_bar, working
 from vitshap.files import locked_folder
 from vitshap.methods import Target, most_classes, names_classes, target_from_words
+from vitshap.models.base import resolve_device
 from vitshap.models.load import ModelSpec, load_with_warnings
 
 HEATMAPS_UP_TO = 100

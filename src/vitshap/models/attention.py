@@ -104,7 +104,7 @@ class KeysOnly:
     """
 
     def __init__(self, valid: Tensor | None, positions: Tensor | None = None, *, may_be_empty: bool = False) -> None:
-        """``valid``: bool ``[n, Lk]`` or None for all; ``positions``: int64 ``[n, L]``, token indices in the image."""
+        """``valid``: bool ``[n, Lk]`` or None for all; ``positions``: int64 ``[n, L]``, indices of tokens in the image."""
         self.valid = valid
         self.positions = positions
         self.empty = ~valid.any(1)[:, None, None, None] if valid is not None and may_be_empty else None

@@ -63,7 +63,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def readout(self, tokens: Tensor, valid: Tensor) -> Tensor:
-        """Return logits ``[n, K]`` from encoded tokens ``[n, L, D]``, ignoring those that are not ``valid`` (``[n, L]``).
+        """Return logits ``[n, K]`` from those encoded tokens ``[n, L, D]`` that are ``valid``, bool ``[n, L]``.
 
         Without ``reads_patches`` only the prefix tokens are given.
         """
@@ -230,3 +230,18 @@ def net_device_dtype(net: nn.Module) -> tuple[torch.device, torch.dtype]:
     if parameter is None:
         raise ValueError(f"{type(net).__name__} has no parameters: it cannot be explained")
     return parameter.device, parameter.dtype
+
+
+def resolve_device(name: str | torch.device) -> torch.device:
+    """Turn "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:1" into a device; ``ValueError`` if it is not there."""
+    if str(name) == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"--device is auto, cpu or cuda; got {name!r}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device is auto, cpu or cuda; got {name!r}")
+    if device.type == "cuda" and not (device.index or 0) < torch.cuda.device_count():
+        raise ValueError(f"--device {name}: there is no such CUDA device")
+    return device

@@ -25,7 +25,7 @@ def as_transformers(
     """Return a ``ViTForImageClassification`` with the same outputs as this timm ``VisionTransformer`` and copied weights.
 
     The network has a class token that the linear head reads, learned positions, pre-norm blocks and exact GELU, as
-    ``deit_tiny_patch16_224`` or ``vit_base_patch16_224``; a ``ValueError`` names the part that cannot be converted.
+    ``deit_tiny_patch16_224`` or ``vit_base_patch16_224``; otherwise a ``ValueError`` names what cannot be converted.
     Dropout and stochastic depth, used in training only, are not converted. ``id2label`` gives the names of the classes.
     """
     plain: Any = unwrapped(net)

@@ -306,9 +306,7 @@ def _adjusted(preprocess: Preprocess | None, spec: ModelSpec) -> Preprocess | No
 def _refuse_timm_options(spec: ModelSpec) -> None:
     for key in ("weights", "head_rows", "as_transformers"):
         if getattr(spec, key):
-            raise ValueError(
-                f"{spec.option_name(key)} belongs to timm's models, not to those of transformers ({spec.name})"
-            )
+            raise ValueError(f"{spec.option_name(key)} is for models of timm, not of transformers ({spec.name})")
 
 
 def _labels(spec: ModelSpec) -> dict[str, Any]:

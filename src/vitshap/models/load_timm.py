@@ -107,8 +107,8 @@ def _keep_rows(net: Any, spec: ModelSpec, rows: tuple[int, ...]) -> None:
     many = len(spec.class_names or rows)
     if len(rows) != many or not all(0 <= row < len(weight) for row in rows):
         raise ValueError(
-            f"{spec.option_name('head_rows')} must be {many} rows, one per class, of the head's 0 to {len(weight) - 1}; "
-            f"got {list(rows)}"
+            f"{spec.option_name('head_rows')} must be {many} rows, one per class, of the head's "
+            f"rows 0 to {len(weight) - 1}; got {list(rows)}"
         )
     net.reset_classifier(len(rows))
     with torch.no_grad():

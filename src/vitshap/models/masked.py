@@ -16,8 +16,7 @@ from vitshap.errors import did_you_mean
 from vitshap.game import ClassLike, Game, check_coalitions
 from vitshap.models import removal as sessions
 from vitshap.models.base import Adapter, apply_link, evaluating, fingerprint, net_device_dtype, unwrapped
-from vitshap.models.chunks import evaluate_rows, token_budget
-from vitshap.models.packed import EncodePacked, encode_packed
+from vitshap.models.packed import EncodePacked, encode_packed, evaluate_rows, token_budget
 from vitshap.models.precision import FastValues, Precision
 from vitshap.models.preprocess import Preprocess, from_array, is_photo, open_image
 from vitshap.players import Players, PlayersLike, resolve
@@ -267,7 +266,7 @@ class MaskedModel(nn.Module):
         return fingerprint(unwrapped(self.net).state_dict())  # wrappers rename weights
 
     def evaluation_cost(self) -> Tensor:
-        """Return the approximate cost of a coalition of each size, ``[d + 1]``, in tokens if withheld ones are free."""
+        """Return the approximate cost of coalitions by size in tokens (1 if all cost the same), float64 ``[d + 1]``."""
         size = torch.arange(self.num_players + 1, dtype=torch.float64)
         if self.removal != "attention" or self.evaluation != "packed":
             return torch.ones_like(size)

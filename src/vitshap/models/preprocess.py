@@ -257,7 +257,7 @@ def is_photo(source: object) -> bool:
 
 
 def from_array(array: np.ndarray, channels: int, size: tuple[int, int]) -> Tensor | list[np.ndarray]:
-    """Convert an array that is not one photo: floats ``[(B,) C, H, W]`` are model input, uint8 ``[B, H, W, 3]`` photos."""
+    """Convert other arrays than one photo: floats ``[(B,) C, H, W]`` are model input, uint8 ``[B, H, W, 3]`` photos."""
     net_input = f"the model's own input is float {[channels, *size]}, with or without a batch"
     if array.dtype == np.uint8 and array.ndim == 4 and len(array) and is_photo(array[0]):
         return list(array)

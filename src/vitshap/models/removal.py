@@ -56,7 +56,7 @@ class Session(Protocol):
 
 
 class AttentionSession:
-    """Withheld tokens are not computed: kept ones are packed where the device supports it, else in similar-size buckets."""
+    """Only kept tokens are computed: packed where the device supports it, else in buckets of similar size."""
 
     def __init__(self, adapter: Adapter, images: Tensor, encode: EncodePacked = encode_packed) -> None:
         self.adapter, self.encode = adapter, encode
@@ -214,7 +214,7 @@ class RandomSession(PixelsSession):
 
 
 def _block_bytes(table: Tensor) -> int:
-    """Return the bytes per token in a block: about 16 of a token's width (input, residual, qkv, hidden layer twice)."""
+    """Return the bytes per token in a block: about 16 arrays of its width (input, residual, qkv, hidden layer twice)."""
     return 16 * table.shape[-1] * table.element_size()
 
 

@@ -169,7 +169,7 @@ class TimmEva(TimmViT):
         return tokens
 
     def _rotations(self, positions: Tensor) -> Tensor | None:
-        """Return the rotation of each patch token, ``[n, 1 or H, L - prefix, c]``, per layer if layers differ."""
+        """Return the rotation of each patch token, ``[n, 1 or H, L - prefix, c]``, by layer if layers differ."""
         rope = self._net.rope
         if rope is None:
             return None

@@ -20,7 +20,7 @@ QUERIES, KEYS = 64, 64
 
 @torch.library.custom_op("vitshap::attend_packed", mutates_args=())
 def attend_packed(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, ends: Tensor, scale: float) -> Tensor:
-    """Compute attention of ``[T, H, c]``; each token sees those from its ``starts`` to its ``ends``, int32 ``[T]``."""
+    """Compute attention of ``[T, H, c]``; a token sees those from its ``starts`` to before its ``ends``, int32 ``[T]``."""
     tokens, heads, width = q.shape
     out = q.new_empty(tokens, heads, width)
     if tokens == 0:

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,19 +26,19 @@ from torch import Tensor, nn
 from vitshap import files
 from vitshap.data import ImageData, PixelSource, Splits, load_data, open_pixels, require_a_batch
 from vitshap.data.decode import Unreadable
-from vitshap.devices import resolve_device
 from vitshap.explainers import Explainer
 from vitshap.files import LOCK, locked_folder
 from vitshap.models import MaskedModel
+from vitshap.models.base import resolve_device
+from vitshap.models.load import ModelSpec, load_model
 from vitshap.training.batches import decoding
 from vitshap.training.configs import resolve_auto
 from vitshap.training.explainer import fit_explainer, network_config
 from vitshap.training.fit import fit_classifier, fit_masked_classifier, fit_surrogate
 from vitshap.training.loop import BEST
-from vitshap.training.nets import build_model
 from vitshap.training.processes import from_main, join, kept_random_state, memory_limit, tensors_from_main
 from vitshap.training.recipes import timing
-from vitshap.training.recipes.recipe import STAGES, Recipe
+from vitshap.training.recipes.recipe import STAGES, ModelSettings, Recipe
 from vitshap.training.recipes.settings import SettingsError, differing_keys, from_plain, read_yaml, to_plain, to_yaml
 from vitshap.training.recipes.summary import announcement, in_words, summarise
 
@@ -310,3 +310,33 @@ def _hash(data: ImageData) -> str:
     else:
         digest.update("\0".join(f"{path.parent.name}/{path.name}" for path in data.images).encode())
     return digest.hexdigest()
+
+
+def build_model(settings: ModelSettings, data: ImageData, *, keep_head: bool = False) -> MaskedModel:
+    """Load the model for these images and wrap it, on the CPU.
+
+    ``keep_head`` leaves a pre-trained model its own classes, for it is not going to be trained.
+    """
+    shared = {field.name for field in fields(ModelSpec)} & {field.name for field in fields(settings)}
+    return load_model(
+        ModelSpec(
+            **{name: getattr(settings, name) for name in shared},
+            class_names=_class_names(settings, data),
+            keep_head=keep_head,
+            channels=data.channels,
+            raw_pixels=isinstance(data.images, Tensor),  # pixels that come as numbers are the input as they are
+            option="model.{}",
+        )
+    )
+
+
+def _class_names(settings: ModelSettings, data: ImageData) -> tuple[str, ...]:
+    """Return one name per output; two classes under a sigmoid are one logit, that of the second."""
+    names = tuple(data.class_names)
+    if settings.output != "sigmoid":
+        return names
+    if len(names) != 2:
+        raise ValueError(
+            f"model.output sigmoid: images in folders have one class each, so it suits 2 classes, not {len(names)}"
+        )
+    return names[1:]

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from vitshap.coalitions import CoalitionLaw, Coalitions
-from vitshap.explainers.network import size_bumps
+from vitshap.explainers.network import size_basis
 
 NEARBY = 0.3
 """Bandwidth of the local mean over sizes: a standard deviation in half log-odds of the size."""
@@ -75,7 +75,7 @@ class Plan:
     @cached_property
     def profile_basis(self) -> Tensor:
         """Basis functions of the size profiles, float32 ``[d + 1, J]``; for a pair, the mean of its two sizes."""
-        basis = size_bumps(self.law.num_players)
+        basis = size_basis(self.law.num_players)
         if self.paired:
             basis = (basis + basis.flip(1)) / 2
         return basis.T.float().to(self.curve.device)
