@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from threading import Event, Thread, current_thread, main_thread
 from typing import Any
 
+LISTED = 40
+"""Most names that an error lists."""
 GRACE = 1.5
 """Seconds that an interrupted command has to end by itself."""
 
@@ -28,7 +30,7 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
     near = near or [one for one in known if len(word) > 3 and one[:4] == word[:4]]
     if near:
         return f'; did you mean "{near[0]}"?'
-    return f"; known: {', '.join(known[:20])}" + (f" and {len(known) - 20:,} more" if len(known) > 20 else "")
+    return f"; known: {', '.join(known[:LISTED])}" + (f" and {len(known) - LISTED:,} more" if len(known) > LISTED else "")
 
 
 def first_line(error: BaseException) -> str:
