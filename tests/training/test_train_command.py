@@ -233,7 +233,7 @@ def test_weights_of_a_timm_net_with_another_head(images: Path, tmp_path: Path) -
     assert converted.preprocess == built.preprocess
     for wrong, said in (
         ("model.name=deit_tiny_distilled_patch16_224", "does not hold"),
-        ("model.head_rows=[9, 1]", "of the head's 0 to 6"),
+        ("model.head_rows=[9, 1]", "of the head's rows 0 to 6"),
     ):
         with pytest.raises(ValueError, match=said):
             build_model(
