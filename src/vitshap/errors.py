@@ -30,7 +30,8 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
     near = near or [one for one in known if len(word) > 3 and one[:4] == word[:4]]
     if near:
         return f'; did you mean "{near[0]}"?'
-    return f"; known: {', '.join(known[:LISTED])}" + (f" and {len(known) - LISTED:,} more" if len(known) > LISTED else "")
+    more = f" and {len(known) - LISTED:,} more" if len(known) > LISTED else ""
+    return f"; known: {', '.join(known[:LISTED])}{more}"
 
 
 def first_line(error: BaseException) -> str:
