@@ -37,7 +37,7 @@ def test_bench_convergence_on_a_small_net(tmp_path: Path) -> None:
     Image.new("RGB", (64, 48), "red").save(tmp_path / "one.png")
     out = tmp_path / "numbers.json"
     options = ["--weights", str(tmp_path / "weights.safetensors"), "--net", "vit_tiny_patch16_224", "--classes", "3,5"]
-    small = ["--images", "1", "--budgets", "32", "--reference", "48", "--threshold", "1000", "--no-rivals"]
+    small = ["--images", "1", "--budgets", "32", "--reference", "48", "--threshold", "1000", "--no-others"]
     result = run(app, ["bench", "convergence", str(tmp_path), *options, *small, "--device", "cpu", "--out", str(out)])
     assert result.exit_code == 0, result.output
     budgets, threshold = json.loads(out.read_text())["tables"]

@@ -215,8 +215,8 @@ def ours_over_theirs(runs: Table, error: float, ours: str = "kernelshap") -> tup
     needed = evaluations_to_error(runs, error)
     ratios = {}
     for game in dict.fromkeys(runs.values("game")):
-        rivals = [n for (title, name), n in needed.items() if title == game and name not in OURS]
-        ratios[game] = needed[game, ours] / min(rivals)
+        others = [n for (title, name), n in needed.items() if title == game and name not in OURS]
+        ratios[game] = needed[game, ours] / min(others)
     return geometric_mean(ratios.values()), ratios
 
 

@@ -52,7 +52,7 @@ def bench_convergence(
     budgets: Annotated[str, typer.Option(help="Evaluations per image, comma-separated.")] = "4096,16384,32000,40000",
     reference: Annotated[int, typer.Option(help="Evaluations per image of the reference.")] = 1_048_576,
     threshold: Annotated[float, typer.Option(help="Error over range at which an image has converged.")] = 0.1,
-    rivals: Annotated[
+    others: Annotated[
         bool, typer.Option(help="Also balanced sampling, KernelSHAP as published, and permutations.")
     ] = True,
     compiled: Annotated[bool, typer.Option(help="Compile the packed evaluation.")] = False,
@@ -85,7 +85,7 @@ def bench_convergence(
         len(pixels),
         [int(b) for b in budgets.split(",")],
         reference=reference,
-        estimators=list(convergence.ESTIMATORS)[: None if rivals else 1],
+        estimators=list(convergence.ESTIMATORS)[: None if others else 1],
         finished=lambda table: console.print(table.line(), highlight=False),
         start=progress.start,
     )

@@ -1,7 +1,7 @@
 """What an estimator returns: values with standard errors and their cost, how reliable they are, and a progress bar.
 
 An ``Estimate`` knows nothing of images or of how it was made: the stopping rule, the stored reference values and the
-methods treat exact values, regressions and permutations alike.
+methods treat exact values, regressions and permutations in the same way.
 
 Reliability tells how much of the difference between players is signal. Two independent halves of the evaluations give two
 estimates; their correlation over players is the reliability of one half, and the Spearman-Brown formula turns it into
