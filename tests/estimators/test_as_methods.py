@@ -142,7 +142,7 @@ def test_reference_values_of_a_gpu_are_valid_on_a_cpu(tmp_path) -> None:
 
 
 def test_shapiq_takes_an_image_game(model, exact_values) -> None:
-    import shapiq
+    shapiq = pytest.importorskip("shapiq")
 
     game = model.game(nets.images(NAME)[1:]).as_shapiq(3)
     result = shapiq.KernelSHAP(n=15, random_state=0).approximate(3000, game)

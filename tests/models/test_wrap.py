@@ -10,9 +10,10 @@ import transformers
 from torch import nn
 
 from tests.models import nets
-from vitshap.models import CannotMask, leaks, wrap
+from vitshap.models import CannotMask, wrap
 from vitshap.models.base import Adapter
 from vitshap.models.timm import TimmViT
+from vitshap.models.wrap import TOLERANCE, check_mask, relative_change
 
 COALITIONS = torch.rand(2, 4, 16, generator=torch.Generator().manual_seed(0)) < 0.5
 
@@ -192,9 +193,9 @@ class _DoesMore(TimmViT):
 )
 def test_the_check_names_what_leaks(adapter: type[TimmViT], says: str) -> None:
     net = nets.build("timm average pooling")
-    leaks.check_mask(TimmViT(net, None))
+    check_mask(TimmViT(net, None))
     with pytest.raises(CannotMask, match=says):
-        leaks.check_mask(adapter(net, None))
+        check_mask(adapter(net, None))
 
 
 def test_attention_that_cannot_be_reached_is_refused() -> None:
@@ -205,7 +206,7 @@ def test_attention_that_cannot_be_reached_is_refused() -> None:
     for block in net.blocks:
         block.attn.fused_attn = False
     with pytest.raises(CannotMask):
-        leaks.check_mask(NotReady(net, None))
+        check_mask(NotReady(net, None))
 
 
 def _change_under_own_mask(net: nn.Module, mask: str) -> float:
@@ -222,7 +223,7 @@ def _change_under_own_mask(net: nn.Module, mask: str) -> float:
     pixels = nets.images("timm ViT")
     keep = torch.rand(2, 16, generator=torch.Generator().manual_seed(0)) < 0.5
     with torch.no_grad():
-        return leaks.relative_change(evaluate, pixels, keep, (4, 4))
+        return relative_change(evaluate, pixels, keep, (4, 4))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +239,7 @@ def _change_under_own_mask(net: nn.Module, mask: str) -> float:
 )
 def test_known_leaks_of_the_libraries_own_masks_are_found(name: str, mask: str, leaks_out: bool) -> None:
     moved = _change_under_own_mask(nets.build(name), mask)
-    assert (moved > leaks.TOLERANCE[torch.float32]) is leaks_out
+    assert (moved > TOLERANCE[torch.float32]) is leaks_out
 
 
 def test_what_the_net_says_of_itself_is_used() -> None:
