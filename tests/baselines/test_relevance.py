@@ -233,3 +233,29 @@ def test_bad_options_are_explained() -> None:
         vitshap.method("attnlrp", model, attention="none")
     with pytest.raises(TypeError, match='did you mean "gamma"'):
         vitshap.method("attnlrp", model, gama=1)
+
+
+def test_a_gradient_that_is_not_finite_is_reported_with_its_operation() -> None:
+    net, pixels = nets.build("timm ViT"), nets.images("timm ViT")
+
+    class Root(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x - x).sqrt() + x  # its slope at 0 is infinite, and infinity times 0 is NaN
+
+    net.norm = nn.Sequential(net.norm, Root())
+    model = vitshap.wrap(net, check=False)
+    with pytest.raises(ValueError, match="not finite: Function 'SqrtBackward0' returned nan"):
+        token_scores("vanilla-embedding", model, pixels, torch.tensor([[0], [1]]))
+
+
+def test_a_model_known_by_input_and_output_alone_has_gradients_but_no_attention() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.Flatten(), nn.Linear(64, 5)).eval()
+    model = vitshap.wrap(net, removal="pixels", image_size=32, players=torch.arange(16).view(4, 4))
+    pixels, targets = torch.randn(2, 3, 32, 32), torch.tensor([[0], [1]])
+    assert token_scores("integrated-gradients-pixel", model, pixels, targets).shape == (2, 16, 1)
+    for name in ("attention-last", "attention-rollout", "generic-attention", "gradcam-attention"):
+        with pytest.raises(ValueError, match="no attention is known in Sequential: methods for any model are"):
+            token_scores(name, model, pixels, targets)
+    for name in ("lrp", "gradcam-ln"):
+        with pytest.raises(ValueError, match="Sequential"):
+            token_scores(name, model, pixels, targets)

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from vitshap.errors import first_line
 from vitshap.models.attention import AttentionOverride
 from vitshap.models.base import Adapter, evaluating
 
@@ -158,7 +159,21 @@ def gradients(
     for start in range(0, len(seeds), at_once):
         part = seeds[start : start + at_once]
         # torch.vmap, and not is_grads_batched=True, whose older implementation computes some operations one by one
-        yield torch.vmap(product)(part) if len(part) > 1 else tuple(one[None] for one in product(part[0]))
+        found = torch.vmap(product)(part) if len(part) > 1 else tuple(one[None] for one in product(part[0]))
+        if not all(bool(torch.isfinite(one).all()) for one in found):
+            raise ValueError(f"the gradient is not finite: {_operation_with_nan(product, part)}")
+        yield found
+
+
+def _operation_with_nan(product: Callable[[Tensor], tuple[Tensor, ...]], seeds: Tensor) -> str:
+    """Return PyTorch's message about the operation whose backward pass gives NaN."""
+    for seed in seeds:
+        try:
+            with torch.autograd.set_detect_anomaly(True, check_nan=True):
+                product(seed)
+        except RuntimeError as error:
+            return first_line(error)
+    return "a value is too large"
 
 
 def one_hot_seeds(targets: Tensor, output: Tensor) -> Tensor:

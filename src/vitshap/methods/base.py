@@ -186,7 +186,7 @@ class TokenMethod(Method):
         adapter = self.model.adapter
         with evaluating(adapter.net), adapter.ready():
             scores = self.score_tokens(pixels, targets)
-        return Attribution(players_of(game).sum_tokens(scores))
+        return Attribution(players_of(game).sum_tokens(scores.detach()))
 
 
 def _kind(model: ExplainableModel) -> PredictionBy:
