@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [
     pytest.param(block, id=f"{path.relative_to(ROOT)}-{i}")
-    for path in PAGES
+    for path in PAGES[1:]  # tests/test_release.py runs the README's, in an environment with core dependencies only
     for i, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL))
 ]
 PICTURE_BYTES = 300_000

@@ -270,10 +270,10 @@ def test_random_values_are_not_presented_as_an_explanation(home: Path, bundle: P
 
 def test_names_that_resemble_nothing_are_not_guessed(home: Path, bundle: Path) -> None:
     for source in (["--bundle", bundle], ["--model", "vit_tiny_patch16_224"]):
-        result = _run("photos", *source, "--method", "gradcam")
+        result = _run("photos", *source, "--method", "deeplift")
         assert result.exit_code == 2
         assert "did you mean" not in result.stderr
-        assert 'no method is named "gradcam"; known: ' in result.stderr
+        assert 'no method is named "deeplift"; known: ' in result.stderr
 
 
 def test_a_hub_that_cannot_be_reached_is_given_up_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
