@@ -19,7 +19,6 @@ from vitshap.explainers.network import (
     Head,
     Trunk,
     normalised,
-    sum_over_players,
     uniform_shares,
 )
 from vitshap.models import wrap
@@ -213,11 +212,11 @@ def test_profiles_begin_flat_and_change_neither_values_nor_trunk() -> None:
 
 def test_players_of_several_tokens_have_the_sum() -> None:
     values = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(sum_over_players(values, patches((2, 3))), values)
-    by_block = sum_over_players(values, blocks((2, 3), 2))
+    assert torch.equal(patches((2, 3)).sum_tokens(values), values)
+    by_block = blocks((2, 3), 2).sum_tokens(values)
     torch.testing.assert_close(by_block[:, 0], values[:, [0, 1, 3, 4]].sum(1))
     ragged = from_labels(torch.tensor([[[0, 1, -1], [1, 1, 0]], [[0, 0, 0], [-1, 0, 0]]]), (2, 3))
-    summed = sum_over_players(values, ragged)
+    summed = ragged.sum_tokens(values)
     torch.testing.assert_close(summed[0, 1], values[0, [1, 3, 4]].sum(0))
     torch.testing.assert_close(summed[1], torch.stack([values[1, [0, 1, 2, 4, 5]].sum(0), torch.zeros(3)]))
 

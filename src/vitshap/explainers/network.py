@@ -114,7 +114,7 @@ class ExplainerNetwork(nn.Module):
 
     def forward(self, images: Tensor, players: Players) -> Tensor:
         """Return the values of the players: a player of several tokens has the sum of their values."""
-        return sum_over_players(self.token_values(images), players)
+        return players.sum_tokens(self.token_values(images))
 
     def token_values(self, images: Tensor) -> Tensor:
         """Return the values of the patches, ``[B, N, K]``."""
@@ -277,17 +277,6 @@ def normalised(values: Tensor, base: Tensor, full: Tensor, player_mask: Tensor |
     values = values * present
     missing = full - base - values.sum(1)
     return values + present * missing[:, None] / present.sum(1, keepdim=True)
-
-
-def sum_over_players(values: Tensor, players: Players) -> Tensor:
-    """Values of tokens ``[B, N, K]`` to values of players ``[B, d, K]``; nobody's tokens are dropped."""
-    if players.one_token_each:
-        return values
-    batch, _, classes = values.shape
-    labels = players.labels.flatten(1).to(values.device).expand(batch, -1)  # [B, N]
-    index = labels.where(labels >= 0, players.num_players)[..., None].expand(-1, -1, classes)
-    sums = values.new_zeros(batch, players.num_players + 1, classes).scatter_add(1, index, values)
-    return sums[:, :-1]
 
 
 def encoded(adapter: Adapter, images: Tensor) -> Tensor:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from vitshap.coalitions import CoalitionLaw, authors_sampler, shapley_kernel
 from vitshap.data import sample_coalitions
 from vitshap.explainers import Explainer, ExplainerConfig
-from vitshap.explainers.network import sum_over_players
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
 from vitshap.training.configs import ExplainerTraining, Sampler, ValuesConfig, number, resolve_auto
@@ -208,7 +207,7 @@ class _Step(nn.Module):
     def predict(self, pixels: Tensor, full: Tensor, base: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return values ``[B, d, K]``, and the coefficients of size profiles if the network has them."""
         values, shares = self._outputs(pixels)
-        return self.explainer.efficient(sum_over_players(values, self.explainer.surrogate.players), full, base), shares
+        return self.explainer.efficient(self.explainer.surrogate.players.sum_tokens(values), full, base), shares
 
 
 class PaperStep(_Step):
