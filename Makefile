@@ -13,14 +13,15 @@ demo: .venv/core
 	$(BIN)/python -m vitshap demo
 
 # Two processes at once, one thread each, take half the time on two cores; the output of the first is printed at the end.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --hypothesis-profile=repeatable
 test: .venv/dev lint
-	@mkdir -p build
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --hypothesis-profile=repeatable $(FIRST) > build/test.log 2>&1 & first=$$!; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --hypothesis-profile=repeatable $(FIRST:%=--ignore=%); second=$$?; \
-	wait $$first; first=$$?; cat build/test.log; exit $$((first || second))
-
 test-long: .venv/dev
-	$(BIN)/python -m pytest -m "long or not long"
+test-long: WHICH := -m "long or not long"
+test test-long:
+	@mkdir -p build
+	@$(PYTEST) $(WHICH) $(FIRST) > build/test.log 2>&1 & first=$$!; \
+	$(PYTEST) $(WHICH) $(FIRST:%=--ignore=%); second=$$?; \
+	wait $$first; first=$$?; cat build/test.log; exit $$((first || second))
 
 lint: .venv/dev
 	$(BIN)/ruff check src tests

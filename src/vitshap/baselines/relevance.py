@@ -105,7 +105,20 @@ class LibraGrad(RelevanceOfEmbedding):
         return LibraGradRules()
 
 
-class LrpRules(Rules):
+class RelevanceRules(Rules):
+    """What all three have in common: non-linearities pass relevance on, gates are constants, factors share it equally."""
+
+    def activation(self, x: Tensor, y: Tensor) -> Tensor:
+        return _passed(x, y)
+
+    def gate(self, y: Tensor) -> Tensor:
+        return y.detach()
+
+    def factor(self, a: Tensor) -> Tensor:
+        return _halved(a)
+
+
+class LrpRules(RelevanceRules):
     """LRP as Chefer, Gur & Wolf (2021) apply it to vision transformers."""
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -116,15 +129,6 @@ class LrpRules(Rules):
         self, x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool
     ) -> Tensor:
         return _passed(x, y)
-
-    def activation(self, x: Tensor, y: Tensor) -> Tensor:
-        return _passed(x, y)
-
-    def gate(self, y: Tensor) -> Tensor:
-        return y.detach()
-
-    def factor(self, a: Tensor) -> Tensor:
-        return _halved(a)
 
     def softmax(self, scores: Tensor, bias: Tensor | None) -> Tensor:
         return _passed(scores, super().softmax(scores.detach(), bias))
@@ -138,7 +142,7 @@ class LrpRules(Rules):
         return mean
 
 
-class LibraGradRules(Rules):
+class LibraGradRules(RelevanceRules):
     """LibraGrad: gates, attention weights and the deviation of norms are constants."""
 
     def norm(
@@ -149,15 +153,6 @@ class LibraGradRules(Rules):
         z = centre / deviation
         z = z if weight is None else z * weight
         return z if bias is None else z + bias
-
-    def activation(self, x: Tensor, y: Tensor) -> Tensor:
-        return _passed(x, y)
-
-    def gate(self, y: Tensor) -> Tensor:
-        return y.detach()
-
-    def factor(self, a: Tensor) -> Tensor:
-        return _halved(a)
 
     def scores(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
         return super().scores(q.detach(), k.detach(), scale)
