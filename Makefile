@@ -15,7 +15,7 @@ demo: .venv/core
 # Two processes at once, one thread each, take half the time on two cores; the output of the first is printed at the end.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --hypothesis-profile=repeatable
 test: .venv/dev lint
-test-long: .venv/dev
+test-long: .venv/dev .venv/long
 test-long: WHICH := -m "long or not long"
 test test-long:
 	@mkdir -p build
@@ -48,6 +48,11 @@ dist: .venv/dev
 .venv/dev: .venv/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	touch $@ .venv/core
+
+# Compared with in the long tests; its dependencies would replace ours.
+.venv/long: .venv/dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps lxt==2.1
+	touch $@
 
 .venv/docs: .venv/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
