@@ -379,3 +379,15 @@ def test_an_interrupted_run_leaves_a_whole_report(home: Path, bundle: Path, numb
     assert report.endswith("</html>")
     assert "the run was interrupted" in report
     assert [path.name for path in (home / "vitshap-output").iterdir()] == ["report.html"], "nothing temporary is left"
+
+
+def test_several_methods_are_shown_side_by_side(home: Path, bundle: Path) -> None:
+    result = _run("photos", "--bundle", bundle, "--method", "explainer,leave-one-out,lrp,kernelshap", "--budget", "64")
+    assert result.exit_code == 0, result.output
+    assert "method explainer" in result.stdout
+    files = list((home / "vitshap-output").glob("*-methods.png"))
+    photos = [path for path in (home / "photos").iterdir() if path.suffix in (".png", ".jpg")]
+    assert 0 < len(files) <= len(photos)
+    report = (home / "vitshap-output" / "report.html").read_text()
+    assert report.count("Methods side by side") == len(files)
+    _refused("photos", "--bundle", bundle, "--method", "explainer,lrpp", match='no method is named "lrpp"')

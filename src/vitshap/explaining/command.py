@@ -12,8 +12,9 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,14 +23,16 @@ from PIL import Image
 
 from vitshap.explaining import budget, terminal
 from vitshap.explaining.entries import Explained, Failed
+from vitshap.explaining.html import figure_html
 from vitshap.explaining.photos import SUFFIXES, Found, find_photos
-from vitshap.explaining.report import ReportWriter, refuse_foreign_report
+from vitshap.explaining.report import ReportWriter, Section, refuse_foreign_report
 from vitshap.explaining.sinks import MAPS, Heatmaps, JsonLines, ParquetRows, Sink, with_drawn_classes
 from vitshap.explaining.source import Source, open_bundle, open_model
 from vitshap.explaining.stream import CannotExplain, explain_photos
 from vitshap.explaining.terminal import Terminal, progress_bar, working
 from vitshap.files import locked_folder
 from vitshap.methods import Target, most_classes, names_classes, target_from_words
+from vitshap.methods.registry import METHODS
 from vitshap.models.base import resolve_device
 from vitshap.models.load import ModelSpec, load_with_warnings
 
@@ -52,7 +55,13 @@ class Options:
         str | None, typer.Option(help="Explain this model instead: timm name, or hub id or folder of transformers.")
     ] = None
     weights: Annotated[str | None, typer.Option(help="Safetensors file with the weights of a timm model.")] = None
-    method: Annotated[str | None, typer.Option(help="Default: the bundle's explainer; kernelshap for --model.")] = None
+    method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[,NAME...]",
+            help="Default: the bundle's explainer; kernelshap for --model. Several are shown side by side.",
+        ),
+    ] = None
     budget: Annotated[
         int | None,
         typer.Option(min=2, help="Evaluations per image of sampling methods; default: as many as fit 60 s (GPU: 2 s)."),
@@ -119,15 +128,19 @@ class _Run:
     explained: int = 0
     failed: int = 0
     low_confidence: int = 0
+    sections: list[Section] = field(default_factory=list)
+    """Further parts of the report: the comparisons of methods."""
+    heatmaps: Heatmaps = field(init=False)
 
     def run(self) -> int:
         options, printer, total = self.options, self.printer, len(self.found.photos)
         with working(printer, f"loading {options.model or options.bundle or 'the explainer'}"):
-            source = _source(options)
+            source, *others = _sources(options)
         classes = (source.model.class_names, source.model.num_classes)
         target = target_from_words(options.target or (), *classes, default=f"top-{options.top}")
         printer.print(*terminal.source_lines(source))
         source, facts = self._with_budget(source, target)
+        others = [self._with_budget(other, target)[0] for other in others]
         batch = options.batch or (1 if source.method.samples else BATCHES[source.model.device.type])
         try:
             with ExitStack() as stack:
@@ -136,8 +149,12 @@ class _Run:
                 for missing in self.found.missing:
                     self._add(missing, source, target)
                 watched = source.with_progress(bar.add_estimate) if _shows_partial(source) else source
-                for entry in explain_photos(self.found.photos, watched, target=target, batch=batch):
+                streams = (
+                    explain_photos(self.found.photos, one, target=target, batch=batch) for one in (watched, *others)
+                )
+                for entry, *rest in zip(*streams, strict=True):
                     self._add(entry, source, target)
+                    self._compare(entry, rest)
                     bar.advance(self.explained + self.failed - len(self.found.missing))
         except KeyboardInterrupt:
             where = f"; they are in {options.out / 'report.html'}" if self.explained else ""
@@ -181,8 +198,9 @@ class _Run:
         if options.json is not None:
             self.sinks.append(stack.enter_context(JsonLines(options.json, k=options.patches, facts=facts)))
         drawing = options.draws_heatmaps(len(self.found.photos))
-        self.sinks.append(stack.enter_context(Heatmaps(options.out, self.found.files, drawing=drawing)))
-        report = ReportWriter(options.out, source.summary(settings), patches=options.patches)
+        self.heatmaps = stack.enter_context(Heatmaps(options.out, self.found.files, drawing=drawing))
+        self.sinks.append(self.heatmaps)
+        report = ReportWriter(options.out, source.summary(settings), patches=options.patches, sections=self.sections)
         self.sinks.append(stack.enter_context(report))
 
     def _add(self, entry: Explained | Failed, source: Source, target: Target) -> None:
@@ -199,6 +217,15 @@ class _Run:
             show = self.printer.print
         show(*terminal.entry_lines(entry, source, k=self.options.patches))
         gc.enable()
+
+    def _compare(self, entry: Explained | Failed, others: Sequence[Explained | Failed]) -> None:
+        """Draw the maps of several methods side by side, as a file and in the report."""
+        if isinstance(entry, Failed) or not others:
+            return
+        path = self.heatmaps.add_comparison(entry, [one for one in others if isinstance(one, Explained)])
+        with Image.open(path) as picture:
+            caption = f"{entry.name}: {entry.label(entry.classes[0])}, each map on its own scale"
+            self.sections.append(Section("Methods side by side", figure_html(picture, caption)))
 
     def _end(self) -> int:
         options, printer = self.options, self.printer
@@ -240,6 +267,15 @@ def _shows_partial(source: Source) -> bool:
     This depends on device and budget alone, not on timing, because partial estimates change the last digits of the values.
     """
     return source.model.device.type != "cuda" or (source.budget or 0) > budget.LADDER[-1]
+
+
+def _sources(options: Options) -> list[Source]:
+    """Return what explains the photos: one source for each method; only those that sample get the budget."""
+    names = [name.strip() for name in (options.method or "").split(",") if name.strip()]
+    if len(names) < 2:
+        return [_source(options)]
+    samples = {name: bool(getattr(METHODS.load(name), "samples", False)) for name in names}
+    return [_source(replace(options, method=name, budget=options.budget if samples[name] else None)) for name in names]
 
 
 def _source(options: Options) -> Source:

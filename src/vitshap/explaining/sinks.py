@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -216,6 +216,23 @@ class Heatmaps:
             path = self._folder / self._name(Path(entry.path).stem, entry.label(index))
             plots.save(shown.plot(picture, target=index), path, metadata=MARK)
             self._old.discard(path)
+
+    def add_comparison(self, entry: Explained, others: Sequence[Explained]) -> Path:
+        """Draw the entry's first class by several methods side by side, ``PHOTO-methods.png``; return the file."""
+        index = entry.classes[0]
+        every = [entry.explanation, *(other.explanation for other in others)]
+        figure = plots.method_grid(
+            [[one.heatmap(index)[0].numpy() if index in one.classes[0] else None for one in every]],
+            [entry.picture],
+            column_titles=[one.method for one in every],
+            row_titles=[entry.label(index)],
+            boxes=[entry.picture_box],
+            units=[one.unit for one in every],
+        )
+        path = self._folder / self._name(Path(entry.path).stem, "methods")
+        plots.save(figure, path, metadata=MARK)
+        self._old.discard(path)
+        return path
 
     def __enter__(self) -> Heatmaps:
         return self
