@@ -193,7 +193,9 @@ def _cost(name: str, size: str) -> list[pytest.MarkDecorator]:
     return [] if always else [pytest.mark.long]
 
 
-RUNS = [(name, size) for name in PAPER for size in SIZES] + [
+RUNS = [
+    *((name, "tiny") for name in PAPER),
+    *(("paper-imagenette", size) for size in SIZES[1:]),  # the paper's recipes differ in their data only
     ("imagenette-deit-tiny", "tiny"),
     *((name, name) for name in ("chest", "digits", "folder")),
 ]
