@@ -1,5 +1,6 @@
 """Layouts of data sets: listing, splitting, and error messages."""
 
+import os
 import shutil
 import warnings
 from pathlib import Path
@@ -319,3 +320,11 @@ def test_digits_are_the_default() -> None:
     torch.testing.assert_close(everything.sum(0), torch.from_numpy(load_digits().data).float().sum(0) / 16)
     assert torch.equal(splits.val.labels, load_data("digits").val.labels)
     assert not torch.equal(splits.val.labels, load_data("digits", seed=1).val.labels)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+def test_groups_from_a_pipe_are_rejected_and_not_waited_for(tmp_path: Path) -> None:
+    trees.class_folders(tmp_path / "set", {"cats": 5, "dogs": 4})
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(ValueError, match=r"data\.groups: .*pipe\.csv is not a regular file"):
+        load_data(tmp_path / "set", groups=str(tmp_path / "pipe.csv"))

@@ -107,6 +107,8 @@ def _groups_by_name(listing: Listing, pattern: str) -> dict[str, str]:
 def _groups_of_file(listing: Listing, file: str) -> dict[str, str]:
     """Find groups by the image's path within the data set, or by its file name where no other image has it."""
     path = Path(file).expanduser()
+    if path.exists() and not path.is_file():
+        raise ValueError(f"data.groups: {path} is not a regular file")  # reading a pipe would never end
     try:
         with path.open(newline="", encoding="utf-8-sig") as opened:
             given = {file.strip().removeprefix("./"): group.strip() for file, group in filter(None, csv.reader(opened))}
