@@ -271,10 +271,12 @@ def _shows_partial(source: Source) -> bool:
 
 def _sources(options: Options) -> list[Source]:
     """Return what explains the photos: one source for each method; only those that sample get the budget."""
-    names = [name.strip() for name in (options.method or "").split(",") if name.strip()]
-    if len(names) < 2:
+    if options.method is None:
         return [_source(options)]
-    samples = {name: bool(getattr(METHODS.load(name), "samples", False)) for name in names}
+    names = [name.strip() for name in options.method.split(",")]
+    samples = {name: bool(getattr(METHODS.load(name), "samples", False)) for name in names}  # unknown names are errors
+    if len(names) == 1:
+        return [_source(replace(options, method=names[0]))]
     return [_source(replace(options, method=name, budget=options.budget if samples[name] else None)) for name in names]
 
 
