@@ -85,7 +85,7 @@ def test_noisy_gradients_are_the_mean_and_variance_of_captums(level: str, model:
             [saliency.attribute(given + draw, target=TARGETS[:, column], abs=True).detach() for draw in draws]
         )
         for name, expected in (("smoothgrad", slopes.mean(0)), ("vargrad", slopes.var(0, correction=0))):
-            found = token_scores(f"{name}-{level}", model, pixels, TARGETS, samples_of_noise=4, seed=3)[..., column]
+            found = token_scores(f"{name}-{level}", model, pixels, TARGETS, num_samples=4, seed=3)[..., column]
             torch.testing.assert_close(found, per_patch(expected, model.grid))
 
 
@@ -105,7 +105,7 @@ def test_integrated_gradients_agree_between_levels_and_the_gap_shrinks(model: An
 
 def test_expected_gradients_with_one_reference_converge_to_integrated_gradients(model: Any, pixels: Tensor) -> None:
     many = token_scores(
-        "expected-gradients", model, pixels, TARGETS, references=torch.zeros_like(pixels[:1]), samples_of_reference=400
+        "expected-gradients", model, pixels, TARGETS, references=torch.zeros_like(pixels[:1]), num_samples=400
     )
     path = token_scores("integrated-gradients-pixel", model, pixels, TARGETS, nodes=80)
     assert float((many - path).norm() / path.norm()) < 0.2

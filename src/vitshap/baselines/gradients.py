@@ -59,7 +59,7 @@ class NoisyGradients(GradientMethod):
     """Absolute gradients at inputs with Gaussian noise, drawn per image from its pixels and the seed."""
 
     _: KW_ONLY
-    samples_of_noise: int = 10
+    num_samples: int = 10
     deviation: float = 1.0
     """Standard deviation, in units of the normalised input or of the embedding."""
     seed: int = 0
@@ -70,7 +70,7 @@ class NoisyGradients(GradientMethod):
         generators = image_generators(pixels, self.seed)
         noise = [
             torch.stack([torch.randn(leaf.shape[1:], generator=one) for one in generators]).to(leaf) * self.deviation
-            for _ in range(self.samples_of_noise)
+            for _ in range(self.num_samples)
         ]
         # every class needs two sums of the leaf's size, over all draws
         at_once = max(1, NUMBERS_AT_ONCE // (2 * leaf.numel()))
@@ -143,7 +143,7 @@ class ExpectedGradients(IntegratedGradients):
     _: KW_ONLY
     references: Tensor | None = None
     """Images as the model takes them, ``[R, C, H, W]``."""
-    samples_of_reference: int = 50
+    num_samples: int = 50
     """Draws of a reference and a place on the line to it, per image."""
     seed: int = 0
 
@@ -154,12 +154,12 @@ class ExpectedGradients(IntegratedGradients):
         references = self.leaf(self.model.prepare(self.references).pixels)
         generators = image_generators(pixels, self.seed)
         total = torch.zeros((), device=pixels.device)
-        for _ in range(self.samples_of_reference):
+        for _ in range(self.num_samples):
             chosen = torch.cat([torch.randint(len(references), (1,), generator=one) for one in generators])
             places = torch.cat([torch.rand(1, generator=one) for one in generators]).to(pixels)
             base = references[chosen.to(references.device)]
             total = total + self.along(pixels, targets, base, places[:, None, None, None])
-        return total / self.samples_of_reference
+        return total / self.num_samples
 
 
 class VanillaPixel(Vanilla):

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from vitshap.baselines.rules import Rules
 from vitshap.errors import first_line
 from vitshap.models.attention import AttentionOverride
 from vitshap.models.base import Adapter, evaluating
@@ -32,55 +33,6 @@ Leaf: TypeAlias = Literal["embedding", "pixels"]
 
 NUMBERS_AT_ONCE = 2**27
 """Bound on the numbers that a backward pass over several classes holds; 512 MiB in float32."""
-
-
-class Rules:
-    """The backward pass of each operation; this class has the plain gradient, subclasses override some methods.
-
-    ``x``, ``a`` and ``b`` are tensors that depend on the image unless stated otherwise.
-    """
-
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return ``x @ weight.T + bias``."""
-        return F.linear(x, weight, bias)
-
-    def norm(
-        self, x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool
-    ) -> Tensor:
-        """Return ``y``, the layer norm (``centred``) or RMS norm of ``x`` over its last axis."""
-        return y
-
-    def activation(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return ``y``, an elementwise non-linearity of ``x``."""
-        return y
-
-    def gate(self, y: Tensor) -> Tensor:
-        """Return ``y``, the output of a sigmoid or a reciprocal root, or a denominator."""
-        return y
-
-    def factor(self, a: Tensor) -> Tensor:
-        """Return ``a``, one of two factors that both depend on the image."""
-        return a
-
-    def scores(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
-        """Return attention scores ``q @ k.T * scale``; a learned query does not depend on the image."""
-        return self.factor(q) @ self.factor(k).transpose(-2, -1) * scale if q.requires_grad else q @ k.mT * scale
-
-    def softmax(self, scores: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the attention weights."""
-        return (scores if bias is None else scores + bias).softmax(-1)
-
-    def mix(self, weights: Tensor, v: Tensor) -> Tensor:
-        """Return ``weights @ v``."""
-        return self.factor(weights) @ self.factor(v)
-
-    def residual(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return ``a + b``, two tensors of equal shape with 2 or 3 axes."""
-        return a + b
-
-    def token_mean(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return ``y``, the mean of ``x`` over its second of three axes."""
-        return y
 
 
 @dataclass

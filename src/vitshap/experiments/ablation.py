@@ -117,6 +117,21 @@ def _equal_evaluations(config: ExplainerTraining, images: int, samples: int) -> 
     return replace(config, values=replace(config.values, coalitions=max(1, coalitions)))
 
 
+def _store_key(config: ExplainerTraining) -> tuple[Any, ...]:
+    """Return what coalition values depend on: variants that agree in it share them."""
+    values = config.values
+    # A pilot chooses sizes by the weights of the loss.
+    weights = (values.noise_weighting, values.predicted_class_weight) if values.allocation == "pilot" else None
+    return (
+        config.augmentation,
+        weights,
+        values.views,
+        values.coalitions,
+        values.weak_augmentation_fraction,
+        values.low_confidence_oversampling,
+    )
+
+
 def ablate(
     surrogate: MaskedModel,
     data: Any,
@@ -142,17 +157,7 @@ def ablate(
         config = _equal_evaluations(config, len(data), len(images))
         started, store = time.perf_counter(), None
         if config.procedure == "values":
-            values = config.values
-            # A pilot chooses sizes by the weights of the loss: only variants with the same weights share its values.
-            law = (values.noise_weighting, values.predicted_class_weight) if values.allocation == "pilot" else None
-            key = (
-                config.augmentation,
-                law,
-                values.views,
-                values.coalitions,
-                values.weak_augmentation_fraction,
-                values.low_confidence_oversampling,
-            )
+            key = _store_key(config)
             if key not in stores:
                 stores.clear()  # one at a time: memory
                 stores[key] = make_store(evaluate, images, config.values)

@@ -27,7 +27,7 @@ from vitshap.explaining.html import figure_html
 from vitshap.explaining.photos import SUFFIXES, Found, find_photos
 from vitshap.explaining.report import ReportWriter, Section, refuse_foreign_report
 from vitshap.explaining.sinks import MAPS, Heatmaps, JsonLines, ParquetRows, Sink, with_drawn_classes
-from vitshap.explaining.source import Source, open_bundle, open_model
+from vitshap.explaining.source import EXPLAINER, Source, open_bundle, open_model
 from vitshap.explaining.stream import CannotExplain, explain_photos
 from vitshap.explaining.terminal import Terminal, progress_bar, working
 from vitshap.files import locked_folder
@@ -270,14 +270,22 @@ def _shows_partial(source: Source) -> bool:
 
 
 def _sources(options: Options) -> list[Source]:
-    """Return what explains the photos: one source for each method; only those that sample get the budget."""
+    """Return what explains the photos, one source for each method, which share one model."""
     if options.method is None:
         return [_source(options)]
     names = [name.strip() for name in options.method.split(",")]
-    samples = {name: bool(getattr(METHODS.load(name), "samples", False)) for name in names}  # unknown names are errors
+    for name in names:
+        METHODS.load(name)  # an unknown name is an error before anything is loaded
     if len(names) == 1:
         return [_source(replace(options, method=names[0]))]
-    return [_source(replace(options, method=name, budget=options.budget if samples[name] else None)) for name in names]
+    first = _source(replace(options, method=names[0], budget=None))  # those that sample get the budget later
+    return [first, *(_another(first, name, options) for name in names[1:])]
+
+
+def _another(source: Source, name: str, options: Options) -> Source:
+    if name == EXPLAINER:
+        return _source(replace(options, method=name, budget=None))
+    return source.with_method(name, players=options.players)
 
 
 def _source(options: Options) -> Source:

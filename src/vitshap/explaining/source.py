@@ -67,6 +67,10 @@ class Source:
         assert isinstance(self.method, SamplingMethod)
         return replace(self, method=self.method.with_budget(budget))
 
+    def with_method(self, name: str, players: int | None = None) -> Source:
+        """Return the same model with another registered method, but for an explainer."""
+        return replace(self, method=_method(name, self.model, None, players))
+
     def with_progress(self, progress: Callable[[Any], None]) -> Source:
         """Return the same source, which calls ``progress`` with every partial estimate if its method samples."""
         if not isinstance(self.method, SamplingMethod):
