@@ -125,6 +125,7 @@ def test_occlusion_is_a_plain_loop(removal: str | None, model: Any, pixels: Tens
     found = vitshap.method("leave-one-out", model, removal=removal)(pixels)
     torch.testing.assert_close(found.values, (full[:, None] - without).float(), atol=1e-5, rtol=1e-4)
     rise = vitshap.method("rise", model, removal=removal, masks=50, seed=1)(pixels)
+    assert (found.unit, rise.unit) == ("probability", "score")  # differences share a scale, means of outputs do not
     for image in range(2):
         for player in range(players):
             expected = values[image, masks[image, :, player]].mean(0).float()

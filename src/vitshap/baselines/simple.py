@@ -50,6 +50,8 @@ class Rise(OcclusionMethod):
     seed: int = 0
 
     name: ClassVar[str] = "rise"
+    unit: ClassVar[Unit | None] = "score"
+    """A mean of outputs, which has no meaningful zero: not comparable with differences of outputs."""
 
     def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
         """Draw coalitions for each image from its pixels and the seed, and average."""
