@@ -3,6 +3,7 @@
 from typing import Any
 
 import captum.attr
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -117,7 +118,11 @@ def test_expected_gradients_with_one_reference_converge_to_integrated_gradients(
 def test_occlusion_is_a_plain_loop(removal: str | None, model: Any, pixels: Tensor) -> None:
     other = model if removal is None else model.with_removal(removal)
     players = model.num_players
-    masks = torch.stack([torch.rand(50, players, generator=one) < 0.5 for one in image_generators(pixels, 1)])
+    size = (50, (players + 7) // 8)
+    drawn = [torch.randint(256, size, generator=one, dtype=torch.uint8) for one in image_generators(pixels, 1)]
+    bits = np.unpackbits(torch.stack(drawn).numpy(), axis=-1, bitorder="little", count=players)
+    masks = torch.from_numpy(bits).bool()
+    assert 0.4 < float(masks.double().mean()) < 0.6
     with torch.no_grad():
         full = other(pixels, torch.ones(2, 1, players, dtype=torch.bool))[:, 0]
         without = other(pixels, ~torch.eye(players, dtype=torch.bool).expand(2, -1, -1))

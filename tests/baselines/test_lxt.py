@@ -28,7 +28,7 @@ from lxt.efficient import patches
 
 def ours(net, pixels, **options):
     targets = torch.arange(nets.CLASSES).expand(len(pixels), -1)
-    return vitshap.method("attnlrp", vitshap.wrap(net), **options).score_tokens(pixels, targets).detach()
+    return vitshap.method("attnlrp", vitshap.wrap(net), **options).score_tokens(pixels, targets).scores.detach()
 
 
 def theirs(net, pixels):

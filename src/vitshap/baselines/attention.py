@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitshap.baselines.interception import Trace, gradients, one_hot_seeds, trace
-from vitshap.methods.base import TokenMethod
+from vitshap.methods.base import TokenMethod, TokenScores
 from vitshap.models.base import Adapter
 
 
@@ -21,11 +21,12 @@ class AttentionLast(TokenMethod):
     name: ClassVar[str] = "attention-last"
     class_specific: ClassVar[bool] = False
 
-    def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> Tensor:
+    def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> TokenScores:
         """Return the row that the head reads, the same for every class."""
         with torch.no_grad():
-            last = _last_attention(trace(self.model.adapter, pixels), self.model.adapter)
-        return _for_all(_read(last, self.model.adapter).sum(1), self, targets)
+            found = trace(self.model.adapter, pixels)
+            row = _read(_last_attention(found, self.model.adapter), self.model.adapter).sum(1)
+        return TokenScores(_for_all(row, self, targets), found.logits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +36,7 @@ class AttentionRollout(TokenMethod):
     name: ClassVar[str] = "attention-rollout"
     class_specific: ClassVar[bool] = False
 
-    def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> Tensor:
+    def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> TokenScores:
         """Return the row that the head reads, the same for every class."""
         adapter = self.model.adapter
         with torch.no_grad():
@@ -43,7 +44,7 @@ class AttentionRollout(TokenMethod):
             row = read_row(found, adapter)
             for weights in reversed(block_attention(found, adapter)):
                 row = (row @ weights.mean(1) + row) / 2  # attention's rows sum to 1, with the identity to 2
-        return _for_all(row[:, 0], self, targets)
+        return TokenScores(_for_all(row[:, 0], self, targets), found.logits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +53,7 @@ class GenericAttention(TokenMethod):
 
     name: ClassVar[str] = "generic-attention"
 
-    def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> Tensor:
+    def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> TokenScores:
         """Return a map per class, from gradients of its logit."""
         adapter = self.model.adapter
         found = trace(adapter, pixels)
@@ -61,7 +62,7 @@ class GenericAttention(TokenMethod):
         for grads in gradients(found.logits, found.attention, one_hot_seeds(targets, found.logits)):
             layers = [(g * a).clamp(min=0).mean(2) for g, a in zip(grads, found.attention, strict=True)]
             maps.append(roll_out(layers, found, adapter))
-        return patches(torch.cat(maps), adapter)
+        return TokenScores(patches(torch.cat(maps), adapter), found.logits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +71,7 @@ class GradCamAttention(TokenMethod):
 
     name: ClassVar[str] = "gradcam-attention"
 
-    def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> Tensor:
+    def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> TokenScores:
         """Return a map per class, from gradients of its logit."""
         adapter = self.model.adapter
         found = trace(adapter, pixels)
@@ -80,7 +81,7 @@ class GradCamAttention(TokenMethod):
         for (grads,) in gradients(found.logits, [last], one_hot_seeds(targets, found.logits)):
             of_row = _read(grads, adapter)[..., adapter.prefix :]  # [t, B, H, N]
             maps.append((of_row.mean(-1, keepdim=True) * row).mean(2).clamp(min=0))
-        return torch.cat(maps).permute(1, 2, 0)
+        return TokenScores(torch.cat(maps).permute(1, 2, 0), found.logits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +90,7 @@ class GradCamNorm(TokenMethod):
 
     name: ClassVar[str] = "gradcam-ln"
 
-    def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> Tensor:
+    def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> TokenScores:
         """Return a map per class, from gradients of its logit."""
         adapter = self.model.adapter
         found = trace(adapter, pixels)
@@ -103,7 +104,7 @@ class GradCamNorm(TokenMethod):
         for (grads,) in gradients(found.logits, [found.normed], one_hot_seeds(targets, found.logits)):
             weights = grads[:, :, adapter.prefix :].mean(2, keepdim=True)
             maps.append((weights * normed).sum(-1).clamp(min=0))
-        return torch.cat(maps).permute(1, 2, 0)
+        return TokenScores(torch.cat(maps).permute(1, 2, 0), found.logits)
 
 
 def block_attention(found: Trace, adapter: Adapter) -> list[Tensor]:

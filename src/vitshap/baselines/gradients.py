@@ -11,8 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitshap.baselines.interception import NUMBERS_AT_ONCE, Leaf, gradients, one_hot_seeds, patch_embedding, trace
-from vitshap.methods.base import TokenMethod, image_generators
+from vitshap.baselines.interception import (
+    Leaf,
+    Trace,
+    gradients,
+    numbers_at_once,
+    one_hot_seeds,
+    patch_embedding,
+    trace,
+)
+from vitshap.methods.base import TokenMethod, TokenScores, image_generators
 from vitshap.models.base import apply_link
 
 
@@ -25,8 +33,11 @@ class GradientMethod(TokenMethod):
     def gradient_parts(
         self, pixels: Tensor, targets: Tensor, replace: Callable[[Tensor], Tensor] | None = None
     ) -> Iterator[Tensor]:
-        """Yield gradients ``[t, B, *leaf]`` for a few of the T classes at a time, with the leaf changed by ``replace``."""
-        found = trace(self.model.adapter, pixels, leaf=self.level, replace=replace)
+        """Run the model, with the leaf changed by ``replace``, and yield its gradients as ``class_gradients`` does."""
+        return self.class_gradients(trace(self.model.adapter, pixels, leaf=self.level, replace=replace), targets)
+
+    def class_gradients(self, found: Trace, targets: Tensor) -> Iterator[Tensor]:
+        """Yield gradients ``[t, B, *leaf]`` of the outputs of a recorded forward pass, for a few classes at a time."""
         with torch.inference_mode(False), torch.enable_grad():
             output = apply_link(found.logits, self.model.output)
         for (grads,) in gradients(output, [found.leaf], one_hot_seeds(targets, output)):
@@ -48,10 +59,11 @@ class GradientMethod(TokenMethod):
 class Vanilla(GradientMethod):
     """Absolute gradient (Simonyan et al. 2013)."""
 
-    def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> Tensor:
+    def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> TokenScores:
         """Return the sum of absolute gradients per patch."""
-        maps = [self.sum_patches(grads.abs()) for grads in self.gradient_parts(pixels, targets)]
-        return torch.cat(maps).permute(1, 2, 0)
+        found = trace(self.model.adapter, pixels, leaf=self.level)
+        maps = [self.sum_patches(grads.abs()) for grads in self.class_gradients(found, targets)]
+        return TokenScores(torch.cat(maps).permute(1, 2, 0), found.logits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +85,7 @@ class NoisyGradients(GradientMethod):
             for _ in range(self.num_samples)
         ]
         # every class needs two sums of the leaf's size, over all draws
-        at_once = max(1, NUMBERS_AT_ONCE // (2 * leaf.numel()))
+        at_once = max(1, numbers_at_once(leaf.device) // (2 * leaf.numel()))
         maps = []
         for start in range(0, targets.shape[1], at_once):
             part = targets[:, start : start + at_once]

@@ -14,6 +14,7 @@ With relevance rules, the backward pass carries g = R / x, relevance divided by 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,12 +28,12 @@ from torch.utils._pytree import tree_map
 from vitshap.baselines.rules import Rules
 from vitshap.errors import first_line
 from vitshap.models.attention import AttentionOverride
-from vitshap.models.base import Adapter, evaluating
+from vitshap.models.base import Adapter
 
 Leaf: TypeAlias = Literal["embedding", "pixels"]
 
 NUMBERS_AT_ONCE = 2**27
-"""Bound on the numbers that a backward pass over several classes holds; 512 MiB in float32."""
+"""Bound on the numbers that a backward pass over several classes holds on a CPU; 512 MiB in float32."""
 
 
 @dataclass
@@ -62,10 +63,11 @@ def trace(
 ) -> Trace:
     """Run the model on ``pixels`` and record the graph from ``leaf`` to the logits.
 
+    The model must be in evaluation mode and ``adapter.ready()``, as it is in ``TokenMethod.score_tokens``.
     ``dtype`` computes in another precision than the model's own; ``replace`` changes the leaf before it is used.
     """
     pixels = pixels.detach().clone().to(dtype or pixels.dtype)  # a clone, for tensors made in inference mode
-    with torch.inference_mode(False), torch.enable_grad(), evaluating(adapter.net), adapter.ready():
+    with torch.inference_mode(False), torch.enable_grad():
         if leaf == "pixels":
             pixels = (pixels if replace is None else replace(pixels)).requires_grad_()
         mode = _Interception(adapter, rules or Rules(), leaf, dtype, replace)
@@ -75,6 +77,15 @@ def trace(
     if found is None:
         raise ValueError(f"{type(adapter.net).__name__} has no patch convolution, which this method starts from")
     return Trace(found, logits, mode.attention, mode.tokens, mode.normed)
+
+
+def numbers_at_once(device: torch.device) -> int:
+    """Return how many numbers a backward pass over several classes may hold: on a GPU by its free memory."""
+    if device.type != "cuda":
+        return NUMBERS_AT_ONCE
+    free, _ = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free // 32  # float64, a quarter of the memory
 
 
 def patch_embedding(adapter: Adapter, pixels: Tensor) -> Tensor:
@@ -103,7 +114,7 @@ def gradients(
     """
     if at_once is None:
         held = sum(tensor.numel() for tensor in wanted)
-        at_once = max(1, NUMBERS_AT_ONCE // max(1, held))
+        at_once = max(1, numbers_at_once(output.device) // max(1, held))
 
     def product(seed: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(output, wanted, seed, retain_graph=True, materialize_grads=True)
@@ -144,6 +155,7 @@ class _Interception(AttentionOverride):
     ) -> None:
         super().__init__(self._attention)
         self.rules, self.dtype, self.replace = rules, dtype, replace
+        self.plain = type(rules) is Rules and dtype is None  # then only attention, norms and the leaf are of interest
         self.depth = len(adapter.blocks)
         self.length = adapter.prefix + adapter.grid[0] * adapter.grid[1]
         self.wants_leaf = leaf == "embedding"
@@ -156,13 +168,11 @@ class _Interception(AttentionOverride):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in ("__get__", "__set__"):
+        answer = _answer_to(func)
+        if answer is _AS_IT_IS or (self.plain and answer not in _RECORDED and func not in _ATTENTION):
             return func(*args, **(kwargs or {}))
-        args, kwargs = tree_map(self._prepared, (args, kwargs or {}))
-        if self.dtype is not None and name == "float":
-            return args[0].to(self.dtype)
-        answer = _ANSWERS.get(name.strip("_"))
+        args = tuple([self._prepared(one) for one in args])
+        kwargs = {key: self._prepared(one) for key, one in kwargs.items()} if kwargs else {}
         if func is F.multi_head_attention_forward and args[0] is not args[1]:
             return func(*args, **kwargs)  # a pooling head with a learned query: not recorded
         if answer is None:
@@ -174,14 +184,18 @@ class _Interception(AttentionOverride):
 
     def _prepared(self, argument: Any) -> Any:
         """Detach parameters; widen floating-point tensors, and the types that they are converted to."""
-        if isinstance(argument, nn.Parameter):
-            argument = argument.detach()
-        if self.dtype is not None:
-            if isinstance(argument, Tensor) and argument.is_floating_point():
-                return argument.to(self.dtype)
-            if isinstance(argument, torch.dtype) and argument.is_floating_point:
-                return self.dtype
+        if isinstance(argument, Tensor):
+            if isinstance(argument, nn.Parameter):
+                argument = argument.detach()
+            return argument if self.dtype is None or not argument.is_floating_point() else argument.to(self.dtype)
+        if isinstance(argument, list | tuple):
+            return tree_map(self._prepared, argument)
+        if self.dtype is not None and isinstance(argument, torch.dtype) and argument.is_floating_point:
+            return self.dtype
         return argument
+
+    def _float(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return func(*args, **kwargs) if self.dtype is None else args[0].to(self.dtype)
 
     def _attention(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float
@@ -262,7 +276,13 @@ def _both_of_image(args: tuple[Any, ...]) -> bool:
     return all(isinstance(one, Tensor) and one.requires_grad for one in args)
 
 
+def _AS_IT_IS() -> None:
+    """Stand for attributes of tensors, which are no operations."""
+
+
 _ANSWERS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("get", "set"), _AS_IT_IS),  # __get__ and __set__
+    "float": _Interception._float,
     "conv2d": _Interception._conv2d,
     "linear": _Interception._linear,
     "layer_norm": _Interception._layer_norm,
@@ -275,3 +295,11 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "mean": _Interception._mean,
 }
 """Operation -> how it is computed; ``add`` stands for ``add_``, ``__add__``, ``__iadd__`` too."""
+
+_RECORDED = (_Interception._conv2d, _Interception._layer_norm, _Interception._rms_norm)
+_ATTENTION = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+
+
+@functools.cache
+def _answer_to(func: Callable[..., Any]) -> Callable[..., Any] | None:
+    return _ANSWERS.get(getattr(func, "__name__", "").strip("_"))

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from vitshap.baselines.attention import block_attention, patches, roll_out
-from vitshap.baselines.interception import NUMBERS_AT_ONCE, gradients, one_hot_seeds, trace
+from vitshap.baselines.interception import gradients, numbers_at_once, one_hot_seeds, trace
 from vitshap.baselines.rules import AttnLrpRules, LibraGradRules, LrpRules, Rules, safe_divide
-from vitshap.methods.base import TokenMethod
+from vitshap.methods.base import TokenMethod, TokenScores
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class Lrp(TokenMethod):
 
     name: ClassVar[str] = "lrp"
 
-    def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> Tensor:
+    def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> TokenScores:
         """Return a map per class, from the relevance of its logit."""
         adapter = self.model.adapter
         plain = trace(adapter, pixels)
@@ -35,7 +35,7 @@ class Lrp(TokenMethod):
             raise ValueError(f"{self.name}: the blocks of {type(adapter.net).__name__} have no residual connections")
         attention, weights = block_attention(plain, adapter), block_attention(relevance, adapter)
         wanted = [*weights, relevance.tokens]
-        at_once = max(1, NUMBERS_AT_ONCE // (4 * sum(one.numel() for one in attention)))
+        at_once = max(1, numbers_at_once(pixels.device) // (4 * sum(one.numel() for one in attention)))
         first = one_hot_seeds(targets, plain.logits)
         second = one_hot_seeds(targets, relevance.logits) * safe_divide(
             torch.ones_like(relevance.logits), relevance.logits
@@ -52,7 +52,7 @@ class Lrp(TokenMethod):
             ]
             after = (of_tokens * relevance.tokens).sum(-1)  # relevance of each token after the last block
             maps.append(roll_out(layers, relevance, adapter, safe_divide(after, after.sum(-1, keepdim=True))))
-        return patches(torch.cat(maps), adapter).detach()
+        return TokenScores(patches(torch.cat(maps), adapter), plain.logits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +63,12 @@ class RelevanceOfEmbedding(TokenMethod):
         """Return the rules of the backward pass."""
         raise NotImplementedError
 
-    def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> Tensor:
+    def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> TokenScores:
         """Return a map per class, from the relevance of its logit."""
         found = trace(self.model.adapter, pixels, self.rules())
         seeds = one_hot_seeds(targets, found.logits)
         maps = [(grads * found.leaf).sum(2).flatten(2) for (grads,) in gradients(found.logits, [found.leaf], seeds)]
-        return torch.cat(maps).permute(1, 2, 0).detach()
+        return TokenScores(torch.cat(maps).permute(1, 2, 0), found.logits)
 
 
 @dataclass(frozen=True, eq=False)

@@ -102,11 +102,7 @@ class LibraGradRules(RelevanceRules):
     def norm(
         self, x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool
     ) -> Tensor:
-        centre = x - x.mean(-1, keepdim=True) if centred else x
-        deviation = (centre.detach().square().mean(-1, keepdim=True) + eps).sqrt()
-        z = centre / deviation
-        z = z if weight is None else z * weight
-        return z if bias is None else z + bias
+        return _apply(_ConstantDeviation, x, y.detach(), weight, eps, centred)
 
     def scores(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
         return super().scores(q.detach(), k.detach(), scale)
@@ -152,8 +148,7 @@ def _halved(x: Tensor) -> Tensor:
 
 def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
     """Divide; zero where the denominator is zero, so that the relevance there is dropped."""
-    zero = denominator == 0
-    return torch.where(zero, 0, numerator / torch.where(zero, 1, denominator))
+    return (numerator / denominator).masked_fill_(denominator == 0, 0)
 
 
 class _Passed(torch.autograd.Function):
@@ -166,6 +161,24 @@ class _Passed(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         (ratio,) = ctx.saved_tensors
         return g * ratio, None
+
+
+class _ConstantDeviation(torch.autograd.Function):
+    """A norm ``y`` of ``x`` whose deviation is a constant: a linear function of ``x``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, weight: Tensor | None, eps: float, centred: bool) -> Tensor:
+        squares = x.var(-1, correction=0, keepdim=True) if centred else x.square().mean(-1, keepdim=True)
+        scale = torch.rsqrt(squares + eps)
+        ctx.save_for_backward(scale if weight is None else scale * weight)
+        ctx.centred = centred
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (scale,) = ctx.saved_tensors
+        g = g * scale
+        return g - g.mean(-1, keepdim=True) if ctx.centred else g, None, None, None, None
 
 
 class _Halved(torch.autograd.Function):

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from vitshap.explanation import Unit
 from vitshap.game import Game
-from vitshap.methods import Attribution, Method, image_generators, take_classes
+from vitshap.methods import Attribution, Method, game_in, image_generators, take_classes
+from vitshap.models.precision import Precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,11 +21,13 @@ class OcclusionMethod(Method):
     _: KW_ONLY
     removal: str | None = None
     """How patches are withheld, for example "pixels" as in the paper; None: as the model was wrapped."""
+    precision: Precision = "auto"
+    """Of the evaluations: "auto" is half precision for a float32 model on a GPU, otherwise the model's own."""
 
     def game(self, pixels: Tensor, /) -> Game:
-        """The game with that removal."""
+        """Return the game of these images with that removal, evaluated in that precision."""
         model = self.model if self.removal is None else self.model.with_removal(self.removal)
-        return model.game(pixels, players=self.players)
+        return game_in(model, pixels, self.players, self.precision)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +59,10 @@ class Rise(OcclusionMethod):
     def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
         """Draw coalitions for each image from its pixels and the seed, and average."""
         generators = image_generators(pixels, self.seed)
-        draws = (torch.rand(self.masks, game.num_players, generator=one) < 0.5 for one in generators)
-        coalitions = torch.stack(list(draws)).to(game.device)  # [B, S, d]
+        size = self.masks, -(-game.num_players // 8)  # a byte has eight players
+        drawn = torch.stack([torch.randint(256, size, generator=one, dtype=torch.uint8) for one in generators])
+        bits = drawn.to(game.device)[..., None] >> torch.arange(8, device=game.device, dtype=torch.uint8)
+        coalitions = (bits & 1).bool().flatten(2)[..., : game.num_players]  # [B, S, d]
         total = torch.zeros(len(pixels), game.num_players, targets.shape[1], device=game.device)
         chunk = game.bounded_chunk
         for start in range(0, self.masks, chunk):

@@ -17,8 +17,7 @@ from vitshap.estimators.kernel import check_choice, kernelshap, kernelshap_origi
 from vitshap.estimators.permutation import permutation
 from vitshap.estimators.size_effect import Moments, Sampling
 from vitshap.game import Game
-from vitshap.methods import Attribution, Method, SamplingMethod, take_classes
-from vitshap.models import MaskedModel
+from vitshap.methods import Attribution, Method, SamplingMethod, game_in, take_classes
 from vitshap.models.precision import Precision
 
 ThresholdFor: TypeAlias = Literal["auto", "explained", "predicted"]
@@ -55,11 +54,7 @@ class _Sampled(SamplingMethod):
 
     def game(self, pixels: Tensor, /) -> Game:
         """Return the game of these images, evaluated in the chosen precision."""
-        if isinstance(self.model, MaskedModel):
-            return self.model.game(pixels, players=self.players, precision=self.precision)
-        if self.precision != "auto":
-            raise TypeError(f"precision= needs a model made by vitshap.wrap, got {type(self.model).__name__}")
-        return super().game(pixels)
+        return game_in(self.model, pixels, self.players, self.precision)
 
     @abstractmethod
     def estimate(self, game: Game, target: Tensor | None, /) -> Estimate:

@@ -22,8 +22,10 @@ from torch import Tensor
 
 from vitshap.explanation import CaptumTarget, Explanation, InputShaped, PredictionBy, Unit
 from vitshap.game import Game
-from vitshap.methods.targets import Target, resolve_target
-from vitshap.models.base import Adapter, evaluating
+from vitshap.methods.targets import Target, fixed_target, resolve_target
+from vitshap.models.base import Adapter, apply_link, evaluating
+from vitshap.models.masked import MaskedModel
+from vitshap.models.precision import Precision
 from vitshap.players import Players, PlayersLike
 
 
@@ -74,6 +76,17 @@ class Attribution(NamedTuple):
     stderr: Tensor | None = None
     converged: Tensor | None = None
     """Whether the requested accuracy was reached, bool ``[B]``; None if none was requested."""
+    prediction: Tensor | None = None
+    """The model's outputs for the whole images, ``[B, K]``, if the method has computed them; else the game's are used."""
+
+
+class TokenScores(NamedTuple):
+    """What a method that reads the network may return: scores of patch tokens, and the logits that it has computed."""
+
+    scores: Tensor
+    """``[B, N, T]``."""
+    logits: Tensor
+    """Of the whole images, ``[B, K]``; the network need not be run again for its prediction."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +137,10 @@ class Method(InputShaped, ABC):
         prepared = self.model.prepare(images)
         start = _now(prepared.pixels.device)
         game = self.game(prepared.pixels)
-        targets = resolve_target(target, game.grand, self.model.class_names)
+        names = self.model.class_names
+        targets = fixed_target(target, len(prepared.pixels), game.num_outputs, names, game.device)
+        if targets is None:
+            targets = resolve_target(target, game.grand, names)
         attribution = self.compute(game, prepared.pixels, targets)
         if self.additive:
             _ = game.null  # base_values are part of the result: their time counts
@@ -174,7 +190,7 @@ class TokenMethod(Method):
     unit: ClassVar[Unit | None] = "score"
 
     @abstractmethod
-    def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> Tensor:
+    def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> Tensor | TokenScores:
         """Return a score of every patch token for ``targets`` (classes, int64 ``[B, T]``): ``[B, N, T]``.
 
         The network is in evaluation mode, and its attention can be overridden (``vitshap.models.attention``). Gradients
@@ -185,8 +201,10 @@ class TokenMethod(Method):
         """Sum the token scores into players; the game is not evaluated."""
         adapter = self.model.adapter
         with evaluating(adapter.net), adapter.ready():
-            scores = self.score_tokens(pixels, targets)
-        return Attribution(players_of(game).sum_tokens(scores.detach()))
+            found = self.score_tokens(pixels, targets)
+        scores, logits = found if isinstance(found, TokenScores) else (found, None)
+        prediction = None if logits is None else apply_link(logits.detach().float(), self.model.output)
+        return Attribution(players_of(game).sum_tokens(scores.detach()), prediction=prediction)
 
 
 def _kind(model: ExplainableModel) -> PredictionBy:
@@ -226,7 +244,7 @@ def explain_game(
         base_values=_result(game.null).gather(1, targets) if additive else None,
         full_values=_result(game.grand).gather(1, targets) if additive else None,
         unit=unit,
-        prediction=_result(game.grand),
+        prediction=_result(game.grand if attribution.prediction is None else attribution.prediction),
         prediction_by=prediction_by,
         players=players.labels.cpu(),
         player_mask=None if bool(mask.all()) else mask,
@@ -237,6 +255,15 @@ def explain_game(
         class_names=None if class_names is None else tuple(class_names),
         class_specific=class_specific,
     )
+
+
+def game_in(model: ExplainableModel, pixels: Tensor, players: PlayersLike | None, precision: Precision) -> Game:
+    """Return the game of prepared images, evaluated in this precision."""
+    if isinstance(model, MaskedModel):
+        return model.game(pixels, players=players, precision=precision)
+    if precision != "auto":
+        raise TypeError(f"precision= needs a model made by vitshap.wrap, got {type(model).__name__}")
+    return model.game(pixels, players=players)
 
 
 def players_of(game: Game) -> Players:

@@ -39,21 +39,41 @@ def resolve_target(target: Target, prediction: Tensor, class_names: Sequence[str
     T depends on the target alone, never on the images: with the target ``["predicted", 3]``, an image whose predicted
     class is 3 has this class twice. ``Explanation.select`` removes the repetition.
     """
-    images, num_classes = prediction.shape
     if callable(target):
         target = target(prediction)
+    images, num_classes = prediction.shape
+    found = fixed_target(target, images, num_classes, class_names, prediction.device)
+    if found is not None:
+        return found
+    ranked = prediction.argsort(dim=1, descending=True, stable=True)
+    columns = [
+        ranked[:, one.place] if isinstance(one, _Rank) else torch.full_like(ranked[:, 0], one)
+        for one in _classes(target, num_classes, class_names)
+    ]
+    return torch.stack(columns, 1)
+
+
+def fixed_target(
+    target: Target, images: int, num_classes: int, class_names: Sequence[str] | None, device: torch.device
+) -> Tensor | None:
+    """Return the classes to explain, int64 ``[images, T]``; None if they depend on the predictions."""
+    if callable(target):
+        return None
     if isinstance(target, Tensor) and target.ndim > 0:
-        return _target_tensor(target, images, num_classes).to(prediction.device)
+        return _target_tensor(target, images, num_classes).to(device)
+    classes = _classes(target, num_classes, class_names)
+    if any(isinstance(one, _Rank) for one in classes):
+        return None
+    return torch.tensor(classes, device=device).repeat(images, 1)
+
+
+def _classes(target: object, num_classes: int, class_names: Sequence[str] | None) -> list[int | _Rank]:
+    """One entry per class, without repetitions: its number, or its place in the order of probability."""
     asked = [
         one if isinstance(one, _Rank) else class_index(one, class_names, num_classes)
         for one in _expand(target, num_classes)
     ]
-    ranked = prediction.argsort(dim=1, descending=True, stable=True)
-    columns = [
-        ranked[:, one.place] if isinstance(one, _Rank) else torch.full_like(ranked[:, 0], one)
-        for one in dict.fromkeys(asked)
-    ]
-    return torch.stack(columns, 1)
+    return list(dict.fromkeys(asked))
 
 
 def target_from_words(

@@ -52,13 +52,14 @@ class ImageGame(Game):
         self.players = players
         self.boxes = prepared.boxes
         fast = None if precision is None else FastValues(model, prepared.pixels, players, precision)
-        with torch.no_grad(), evaluating(model.net), model.adapter.ready():
-            session = model.open_session(prepared.pixels)
+        session: sessions.Session | None = None  # opened at the first evaluation
 
         def value(coalitions: Coalitions) -> Tensor:
+            nonlocal session
             if fast is not None and not self._own_precision and (values := fast(coalitions)) is not None:
                 return values
             with torch.no_grad(), evaluating(model.net), model.adapter.ready():
+                session = session or model.open_session(prepared.pixels)
                 return model.link(model.run_session(session, coalitions, players))
 
         present = players.player_mask
@@ -212,6 +213,8 @@ class MaskedModel(nn.Module):
         """Return a model of the same network whose patches are withheld in another way."""
         if removal not in sessions.REMOVALS:
             raise ValueError(f'no removal is named "{removal}"{did_you_mean(removal, sessions.REMOVALS)}')
+        if removal == self.removal:
+            return self
         return MaskedModel(
             self.net,
             self.adapter,
