@@ -24,7 +24,7 @@ class AttentionLast(TokenMethod):
     def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> TokenScores:
         """Return the row that the head reads, the same for every class."""
         with torch.no_grad():
-            found = trace(self.model.adapter, pixels)
+            found = trace(self.model.adapter, pixels, graph="none")
             row = _read(_last_attention(found, self.model.adapter), self.model.adapter).sum(1)
         return TokenScores(_for_all(row, self, targets), found.logits)
 
@@ -40,7 +40,7 @@ class AttentionRollout(TokenMethod):
         """Return the row that the head reads, the same for every class."""
         adapter = self.model.adapter
         with torch.no_grad():
-            found = trace(adapter, pixels)
+            found = trace(adapter, pixels, graph="none")
             row = read_row(found, adapter)
             for weights in reversed(block_attention(found, adapter)):
                 row = (row @ weights.mean(1) + row) / 2  # attention's rows sum to 1, with the identity to 2
@@ -74,7 +74,7 @@ class GradCamAttention(TokenMethod):
     def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> TokenScores:
         """Return a map per class, from gradients of its logit."""
         adapter = self.model.adapter
-        found = trace(adapter, pixels)
+        found = trace(adapter, pixels, graph="last block")
         last = _last_attention(found, adapter)
         row = _read(last, adapter)[..., adapter.prefix :]  # [B, H, N]
         maps = []
@@ -93,7 +93,7 @@ class GradCamNorm(TokenMethod):
     def score_tokens(self, pixels: Tensor, targets: Tensor, /) -> TokenScores:
         """Return a map per class, from gradients of its logit."""
         adapter = self.model.adapter
-        found = trace(adapter, pixels)
+        found = trace(adapter, pixels, graph="last block")
         if found.normed is None:
             raise ValueError(
                 f"{self.name}: the last attention of {type(adapter.net).__name__} has no layer-normed input; "

@@ -31,6 +31,8 @@ from vitshap.models.attention import AttentionOverride
 from vitshap.models.base import Adapter
 
 Leaf: TypeAlias = Literal["embedding", "pixels"]
+Graph: TypeAlias = Literal["whole", "last block", "none"]
+"""Which part of the forward pass is recorded for gradients; "last block" starts at the attention of the block before it."""
 
 NUMBERS_AT_ONCE = 2**27
 """Bound on the numbers that a backward pass over several classes holds on a CPU; 512 MiB in float32."""
@@ -60,17 +62,20 @@ def trace(
     leaf: Leaf = "embedding",
     dtype: torch.dtype | None = None,
     replace: Callable[[Tensor], Tensor] | None = None,
+    graph: Graph = "whole",
 ) -> Trace:
     """Run the model on ``pixels`` and record the graph from ``leaf`` to the logits.
 
     The model must be in evaluation mode and ``adapter.ready()``, as it is in ``TokenMethod.score_tokens``.
     ``dtype`` computes in another precision than the model's own; ``replace`` changes the leaf before it is used.
     """
-    pixels = pixels.detach().clone().to(dtype or pixels.dtype)  # a clone, for tensors made in inference mode
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.inference_mode(False), torch.set_grad_enabled(graph == "whole"):
+        pixels = pixels.detach().clone().to(dtype or pixels.dtype)  # a clone, for tensors made in inference mode
         if leaf == "pixels":
             pixels = (pixels if replace is None else replace(pixels)).requires_grad_()
-        mode = _Interception(adapter, rules or Rules(), leaf, dtype, replace)
+        plain = rules is None and dtype is None
+        mode = _Recording(adapter, leaf, replace) if plain else _Interception(adapter, leaf, replace, rules, dtype)
+        mode.graph_after = {"whole": None, "last block": len(adapter.blocks) - 1, "none": None}[graph]
         with mode:
             logits = adapter.predict(pixels)
     found = mode.leaf if leaf == "embedding" else pixels
@@ -144,21 +149,19 @@ def one_hot_seeds(targets: Tensor, output: Tensor) -> Tensor:
     return F.one_hot(targets.T, output.shape[1]).to(output)
 
 
-class _Interception(AttentionOverride):
+class _Recording(AttentionOverride):
+    """Record the leaf, the attention weights and the norms of a forward pass with plain gradients."""
+
     def __init__(
-        self,
-        adapter: Adapter,
-        rules: Rules,
-        leaf: Leaf,
-        dtype: torch.dtype | None,
-        replace: Callable[[Tensor], Tensor] | None,
+        self, adapter: Adapter, leaf: Leaf, replace: Callable[[Tensor], Tensor] | None, rules: Rules | None = None
     ) -> None:
         super().__init__(self._attention)
-        self.rules, self.dtype, self.replace = rules, dtype, replace
-        self.plain = type(rules) is Rules and dtype is None  # then only attention, norms and the leaf are of interest
+        self.rules, self.replace = rules or Rules(), replace
         self.depth = len(adapter.blocks)
         self.length = adapter.prefix + adapter.grid[0] * adapter.grid[1]
         self.wants_leaf = leaf == "embedding"
+        self.graph_after: int | None = None
+        """Number of attention calls after which the graph starts; None: it is recorded as a whole, or not at all."""
         self.leaf: Tensor | None = None
         self.attention: list[Tensor] = []
         self.tokens: Tensor | None = None
@@ -168,15 +171,75 @@ class _Interception(AttentionOverride):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        answer = _answer_to(func)
-        if answer is _AS_IT_IS or (self.plain and answer not in _RECORDED and func not in _ATTENTION):
+        kwargs = kwargs or {}
+        name = _name(func)
+        if name == "conv2d":
+            return self._conv2d(func, args, kwargs)
+        if name in ("layer_norm", "rms_norm"):
+            return self._recorded_norm(func(*args, **kwargs))
+        return self._attention_or_as_it_is(func, types, args, kwargs)
+
+    def _attention_or_as_it_is(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if func is F.multi_head_attention_forward and args[0] is not args[1]:
+            return func(*args, **kwargs)  # a pooling head with a learned query: not recorded
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def _attention(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float
+    ) -> Tensor:
+        scores = self.rules.scores(q, k, q.shape[-1] ** -0.5 if scale is None else scale)
+        weights = self.rules.softmax(scores, bias)
+        self.attention.append(weights)
+        if len(self.attention) == self.depth:
+            self.normed = self._last_norm
+        mixed = self.rules.mix(weights, v)
+        if len(self.attention) == self.graph_after:
+            torch.set_grad_enabled(True)  # until the end of the forward pass: ``trace`` restores it
+            mixed.requires_grad_()
+        return mixed
+
+    def _conv2d(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        output = func(*args, **kwargs)
+        if self.wants_leaf and self.leaf is None:
+            output = output.detach()
+            self.leaf = output = (output if self.replace is None else self.replace(output)).requires_grad_()
+            if self.graph_after == 0:
+                torch.set_grad_enabled(True)
+        return output
+
+    def _recorded_norm(self, y: Tensor) -> Tensor:
+        if y.ndim == 3 and y.shape[1] == self.length:
+            self._last_norm = y
+        return y
+
+
+class _Interception(_Recording):
+    """Also compute operations by rules, and in another precision."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        leaf: Leaf,
+        replace: Callable[[Tensor], Tensor] | None,
+        rules: Rules | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__(adapter, leaf, replace, rules)
+        self.dtype = dtype
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = _name(func)
+        if name in ("get", "set"):  # __get__ and __set__: attributes of tensors
             return func(*args, **(kwargs or {}))
         args = tuple([self._prepared(one) for one in args])
         kwargs = {key: self._prepared(one) for key, one in kwargs.items()} if kwargs else {}
-        if func is F.multi_head_attention_forward and args[0] is not args[1]:
-            return func(*args, **kwargs)  # a pooling head with a learned query: not recorded
+        answer = _ANSWERS.get(name)
         if answer is None:
-            return super().__torch_function__(func, types, args, kwargs)
+            return self._attention_or_as_it_is(func, types, args, kwargs)
         return answer(self, func, args, kwargs)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -197,23 +260,6 @@ class _Interception(AttentionOverride):
     def _float(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs) if self.dtype is None else args[0].to(self.dtype)
 
-    def _attention(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float
-    ) -> Tensor:
-        scores = self.rules.scores(q, k, q.shape[-1] ** -0.5 if scale is None else scale)
-        weights = self.rules.softmax(scores, bias)
-        self.attention.append(weights)
-        if len(self.attention) == self.depth:
-            self.normed = self._last_norm
-        return self.rules.mix(weights, v)
-
-    def _conv2d(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        output = func(*args, **kwargs)
-        if self.wants_leaf and self.leaf is None:
-            output = output.detach()
-            self.leaf = output = (output if self.replace is None else self.replace(output)).requires_grad_()
-        return output
-
     def _linear(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.linear(*args, **{"x" if key == "input" else key: value for key, value in kwargs.items()})
 
@@ -231,9 +277,7 @@ class _Interception(AttentionOverride):
             eps = call.get("eps")
             default = 1e-5 if centred else torch.finfo(x.dtype).eps
             y = self.rules.norm(x, y, call.get("weight"), call.get("bias"), default if eps is None else eps, centred)
-        if y.ndim == 3 and y.shape[1] == self.length:
-            self._last_norm = y
-        return y
+        return self._recorded_norm(y)
 
     def _activation(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = args[0] if args else kwargs["input"]
@@ -276,12 +320,7 @@ def _both_of_image(args: tuple[Any, ...]) -> bool:
     return all(isinstance(one, Tensor) and one.requires_grad for one in args)
 
 
-def _AS_IT_IS() -> None:
-    """Stand for attributes of tensors, which are no operations."""
-
-
 _ANSWERS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("get", "set"), _AS_IT_IS),  # __get__ and __set__
     "float": _Interception._float,
     "conv2d": _Interception._conv2d,
     "linear": _Interception._linear,
@@ -296,10 +335,7 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
 }
 """Operation -> how it is computed; ``add`` stands for ``add_``, ``__add__``, ``__iadd__`` too."""
 
-_RECORDED = (_Interception._conv2d, _Interception._layer_norm, _Interception._rms_norm)
-_ATTENTION = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
-
 
 @functools.cache
-def _answer_to(func: Callable[..., Any]) -> Callable[..., Any] | None:
-    return _ANSWERS.get(getattr(func, "__name__", "").strip("_"))
+def _name(func: Callable[..., Any]) -> str:
+    return getattr(func, "__name__", "").strip("_")
