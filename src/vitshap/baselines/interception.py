@@ -248,7 +248,7 @@ class _Interception(_Recording):
     def _prepared(self, argument: Any) -> Any:
         """Detach parameters; widen floating-point tensors, and the types that they are converted to."""
         if isinstance(argument, Tensor):
-            if isinstance(argument, nn.Parameter):
+            if type(argument) is not Tensor and isinstance(argument, nn.Parameter):
                 argument = argument.detach()
             return argument if self.dtype is None or not argument.is_floating_point() else argument.to(self.dtype)
         if isinstance(argument, list | tuple):
