@@ -251,7 +251,7 @@ def explain_game(
         image_box=None if boxes is None else _result(boxes),
         method=method,
         seconds=seconds,
-        evaluations=game.evaluations,
+        evaluations=max(1, game.evaluations),  # at least the prediction, also where it is the method's own
         class_names=None if class_names is None else tuple(class_names),
         class_specific=class_specific,
     )
