@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.console import Console
@@ -20,6 +20,7 @@ from vitshap.errors import leave
 from vitshap.explaining import command as explaining
 
 T = TypeVar("T")
+Data = Literal["imagenette", "mura", "pets"]
 
 app = typer.Typer(
     name="vitshap",
@@ -82,6 +83,24 @@ def train(
         from vitshap.training.recipes.run import run
 
         run(chosen, out or Path("runs") / Path(recipe).stem, resume=resume, console=console, device=device)
+
+
+@app.command()
+def convert(
+    surrogate: Annotated[Path, typer.Argument(help="The authors' ..._surrogate_..._state_dict.ckpt.")],
+    explainer: Annotated[Path, typer.Argument(help="The authors' ..._explainer_..._state_dict.ckpt.")],
+    data: Annotated[Data, typer.Option(help="What they were trained on.")],
+    out: Annotated[Path, typer.Option(help="Folder for the bundle.")],
+    half: Annotated[bool, typer.Option("--half", help="Store the weights in float16.")] = False,
+) -> None:
+    """Make a bundle of the paper's authors' published weights. It is the only command that reads pickled files."""
+    from vitshap.errors import user_errors
+
+    with user_errors(resumes=False):
+        from vitshap.reproduce.convert import convert as run
+
+        folder = run(surrogate, explainer, data=data, out=out, half=half)
+    console.print(f"the explainer is in {folder}", highlight=False, soft_wrap=True)
 
 
 def command_of(options: type[T], run: Callable[[T], int], /) -> Callable[..., None]:
