@@ -216,7 +216,7 @@ def authors_evaluation_images(test: ImageData, which: Literal["tables", "kernels
 
 
 def authors_output_names(layout: str) -> tuple[str, ...]:
-    """Return what the outputs of the authors' networks for ``"imagenette"``, ``"pets"`` or ``"mura"`` are, in their order."""
+    """Return the classes of the authors' outputs for ``"imagenette"``, ``"pets"`` or ``"mura"``, in their order."""
     if layout == "mura":
         return ("abnormal",)
     if layout == "pets":
