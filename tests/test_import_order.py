@@ -31,6 +31,7 @@ ORDER = [
     "training",
     "explaining",
     "experiments",
+    "evaluation",
     "serve",
     "demo",
     "bench",
