@@ -90,8 +90,8 @@ def _value(text: str) -> Any:
 def per_image(result: MetricResult, targets: Tensor, *, others: bool) -> dict[str, Tensor]:
     """Return what is kept of a result: a value per image for its target class and for the mean of the others, and curves.
 
-    Further tensors of a result are kept for the target class if they start with images and classes, as they are if they
-    start with images, and once if they have one dimension (``sizes``, ``counts``).
+    Further tensors of a result are kept for the target class, and as the mean over the others, if they start with images
+    and classes; as they are if they start with images; and once if they have one dimension (``sizes``, ``counts``).
     """
     targets = targets.cpu()
     kept = {"target": result.target(targets).per_image.double()}
@@ -105,6 +105,10 @@ def per_image(result: MetricResult, targets: Tensor, *, others: bool) -> dict[st
             continue
         shared = value.ndim < 2 or len(value) != batch
         if value.shape[:2] == (batch, classes):
+            if "others" in kept:
+                own = torch.arange(classes) == column[:, None]  # [B, T]
+                own = own.view(batch, classes, *[1] * (value.ndim - 2))
+                kept[f"others.{field.name}"] = value.double().cpu().masked_fill(own, torch.nan).nanmean(1)
             value = value[torch.arange(batch), column]
         kept[f"{'shared' if shared else 'image'}.{field.name}"] = value.double().cpu()
     kept["shared.higher_is_better"] = torch.tensor([float(result.higher_is_better)], dtype=torch.float64)

@@ -120,9 +120,12 @@ class Evaluation:
         values = [self.values(one, metric, classes) for one in (row, other)]
         return None if values[0] is None or values[1] is None else self._result(metric, values[0] - values[1])
 
-    def curve(self, row: str, metric: str, name: str) -> tuple[Tensor, Tensor] | None:
+    def curve(
+        self, row: str, metric: str, name: str, classes: Classes = "target"
+    ) -> tuple[Tensor, Tensor] | None:
         """Return mean and half-width of the 95 % interval of every point of a curve, such as ``points`` or ``by_size``."""
-        points = self.scores.get((row, metric), {}).get(f"image.{name}")
+        kind = "image" if classes == "target" else classes
+        points = self.scores.get((row, metric), {}).get(f"{kind}.{name}")
         if points is None:
             return None
         known = (~points.isnan()).sum(0)

@@ -48,8 +48,6 @@ class Scale:
     """Evaluated images at most; None: those of the authors."""
     subsets: int = 1000
     """Of faithfulness and sensitivity-n, per image."""
-    sizes: int = 13
-    """Sizes of sensitivity-n, evenly spaced."""
     shapley_images: int | None = None
     """Images with reference values at most; None: the authors' 100."""
     truth: int = 2**18
@@ -69,6 +67,11 @@ class Scale:
     ablation_epochs: int = 100
     ablation_images: int | None = None
     """Training images of the ablations, at most."""
+    procedure_views: int = 5
+    """Views of every training image in the comparison of our steps with the paper's procedure."""
+    procedure_variants: tuple[int, ...] | None = None
+    """Numbers of the compared variants; None: all."""
+    convergence_budgets: tuple[int, ...] = (4096, 16384, 32000, 40000)
     timed_images: int = 112
     grid_images: int = 24
     """Images in the comparison of maps with KernelSHAP."""
@@ -114,7 +117,7 @@ _DIGITS = Setting(
     "digits",
     "digits",
     "digits",
-    changes=("explainer.procedure=paper", "explainer.loop.epochs=60"),
+    changes=("explainer.procedure=paper",),
     abnormal=1,
     label="smoke",
     note="digits and a very small ViT, which say nothing about the paper's results",
@@ -127,7 +130,6 @@ SMOKE = Profile(
     Scale(
         images=48,
         subsets=64,
-        sizes=5,
         shapley_images=10,
         truth=4096,
         paired=4096,
@@ -137,8 +139,19 @@ SMOKE = Profile(
         roar_counts=(1, 4, 8, 12),
         roar_epochs=2,
         ablation_epochs=4,
+        procedure_views=2,
+        procedure_variants=(0, 2, 13),
+        convergence_budgets=(256, 1024),
         timed_images=16,
         grid_images=6,
+        training=(
+            "classifier.loop.epochs=20",
+            "surrogate.loop.epochs=15",
+            "surrogate.coalitions=2",
+            "explainer.loop.epochs=10",
+            "explainer.coalitions=16",
+        ),
+        default_training=("explainer.loop.epochs=15", "explainer.values.views=15"),
     ),
     hardware="two CPU cores",
 )

@@ -22,7 +22,6 @@ from vitshap.estimators.kernel import kernelshap, kernelshap_original
 from vitshap.files import read_tensors, write_tensors
 from vitshap.game import Game
 from vitshap.metrics.statistics import correlate
-from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating
 from vitshap.reproduce.context import SEED, Context
 from vitshap.training.values.store import Evaluator
@@ -40,7 +39,7 @@ THRESHOLD = 0.2
 def compute_truth(context: Context, folder: Path) -> dict[str, Any]:
     """Estimate the Shapley values of the compared images with many evaluations; the files stay with the result."""
     surrogate = context.surrogate
-    game_of = _games(context, surrogate)
+    game_of = compared_games(context)
     known = truth.compute(
         folder,
         game_of,
@@ -55,7 +54,7 @@ def compute_truth(context: Context, folder: Path) -> dict[str, Any]:
     final.mkdir(parents=True, exist_ok=True)
     for name in (truth.RECORD, truth.TENSORS):
         shutil.copy(folder / name, final / name)
-    targets = _targets(context)
+    targets = predictions(context)
     own = torch.zeros_like(known.reliability, dtype=torch.bool).scatter(1, targets[:, None], True)
     return {
         "images": len(targets),
@@ -75,8 +74,8 @@ def measure_kernelshap(context: Context, folder: Path, *, kind: str) -> dict[str
     ``kind``: "paired" or "unpaired" as published, or "default", our estimator, with an eighth of the evaluations.
     """
     budgets = {"paired": context.scale.paired, "unpaired": context.scale.unpaired, "default": context.scale.paired // 8}
-    budget, known, targets = budgets[kind], stored_truth(context), _targets(context)
-    game_of, note = _games(context, context.surrogate), _note(context, f"KernelSHAP {kind}")
+    budget, known, targets = budgets[kind], stored_truth(context), predictions(context)
+    game_of, note = compared_games(context), _note(context, f"KernelSHAP {kind}")
     folder.mkdir(parents=True, exist_ok=True)
     parts = []
     for start in range(0, len(targets), BATCH):
@@ -176,14 +175,15 @@ def _run(game: Game, kind: str, budget: int, known: Tensor, seed: int) -> dict[s
     return {**errors, "evaluations": torch.tensor(used), "values": last.values.cpu()}
 
 
-def _games(context: Context, surrogate: MaskedModel) -> Callable[[slice], Game]:
+def compared_games(context: Context) -> Callable[[slice], Game]:
     """Return a function that makes the game of some of the compared images, in the fastest precision of the device."""
+    surrogate = context.surrogate
     evaluate = Evaluator(surrogate, compiled=surrogate.device.type == "cuda")
     pixels = context.pixels(surrogate, context.compared)
     return lambda part: evaluate.model.game(pixels[part].to(evaluate.dtype))
 
 
-def _targets(context: Context) -> Tensor:
+def predictions(context: Context) -> Tensor:
     """Return the classifier's predictions for the compared images."""
     classifier = context.classifier
     with torch.no_grad(), evaluating(classifier.net):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitshap.data import PixelSource
-from vitshap.explainers import Explainer
+from vitshap.explainers import Explainer, ExplainerConfig
 from vitshap.files import write_tensors
 from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating, unwrapped
@@ -131,8 +131,7 @@ def _opened(context: Context, model: MaskedModel, data: Any) -> PixelSource:
 def _variant(context: Context, folder: Path, variant: str) -> ExplainerTraining:
     """Return the paper's training with one change."""
     paper = replace(context.recipe.explainer, procedure="paper")
-    network = paper.network
-    assert network is not None, "recipes with the paper's procedure name its network"
+    network = paper.network or ExplainerConfig()
     changes: dict[str, dict[str, Any]] = {
         "no-block-frozen": {"extra_block": False, "train_trunk": False},
         "no-block-trained": {"extra_block": False},
