@@ -208,7 +208,7 @@ def test_steps_of_images_with_fewer_players():
     assert some.fractions[1, :3].tolist() == pytest.approx([0, 2 / 3, 1])
     expected = torch.trapezoid(some.points[1, :, :3], some.fractions[1, :3])
     torch.testing.assert_close(some.values[1], expected)
-    with pytest.raises(ValueError, match="step is at least 1 .* got 0"):
+    with pytest.raises(ValueError, match=r"step is at least 1 .* got 0"):
         insertion(model, pixels, explanation, step=0)
     with pytest.raises(ValueError, match='area "mean" or "trapezoid", got 1 and \'auc\''):
         insertion(model, pixels, explanation, area="auc")

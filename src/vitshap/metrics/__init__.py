@@ -11,8 +11,13 @@ from vitshap.metrics.correlations import (
     sensitivity_sizes,
     single_patch,
 )
+from vitshap.metrics.grid_pointing import grid_pointing
 from vitshap.metrics.insertion_deletion import Curve, deletion, insertion
 from vitshap.metrics.intervals import Coverage, interval_coverage, mean_interval
+from vitshap.metrics.randomisation import Randomisation, randomisation
+from vitshap.metrics.removal_quality import RemovalQuality, removal_counts, removal_mechanisms, removal_quality
+from vitshap.metrics.roar import Roar, roar, roar_counts
+from vitshap.metrics.saco import saco
 from vitshap.metrics.truth_error import TruthError, agreement, error
 
 __all__ = [
@@ -23,6 +28,9 @@ __all__ = [
     "ErrorBound",
     "Metric",
     "MetricResult",
+    "Randomisation",
+    "RemovalQuality",
+    "Roar",
     "SensitivityN",
     "TruthError",
     "agreement",
@@ -31,6 +39,7 @@ __all__ = [
     "error",
     "error_bound",
     "faithfulness",
+    "grid_pointing",
     "insertion",
     "interval_coverage",
     "list_metrics",
@@ -38,6 +47,13 @@ __all__ = [
     "metric",
     "own_classes",
     "predicted_classes",
+    "randomisation",
+    "removal_counts",
+    "removal_mechanisms",
+    "removal_quality",
+    "roar",
+    "roar_counts",
+    "saco",
     "sensitivity_n",
     "sensitivity_sizes",
     "shapley_error",
