@@ -117,6 +117,65 @@ def command_of(options: type[T], run: Callable[[T], int], /) -> Callable[..., No
 app.command("explain")(command_of(explaining.Options, explaining.run))
 
 
+@app.command()
+def evaluate(
+    bundle: Annotated[str | None, typer.Argument(help="Stored explainer: folder, shipped name or hub id.")] = None,
+    data: Annotated[str, typer.Option(help="Folder or archive of images, or digits; its test images are used.")] = "",
+    model: Annotated[
+        str | None, typer.Option(help="Model to explain: timm name, or hub id or folder of transformers.")
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help="Safetensors file with the weights of a timm model.")] = None,
+    methods: Annotated[
+        str, typer.Option(metavar="NAME[:OPTION=VALUE],...", help="Default: a set of all kinds; all: every method.")
+    ] = "",
+    metrics: Annotated[
+        str, typer.Option(metavar="NAME[:DEFINITION],...", help="Default: insertion, deletion, and correlations.")
+    ] = "",
+    images: Annotated[int, typer.Option(min=1, help="Test images, spread evenly.")] = 1000,
+    where: Annotated[
+        str | None, typer.Option(metavar="predicted=CLASS|label=CLASS", help="Only images of this class.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="predicted|label|CLASS", help="Explained class; default: the predicted one.")
+    ] = None,
+    classes: Annotated[
+        str, typer.Option(metavar="target|all", help="all: also the mean over other classes.")
+    ] = "target",
+    truth: Annotated[
+        Path | None, typer.Option(help="Folder with reference values, a further row; computed if there are none.")
+    ] = None,
+    truth_images: Annotated[int, typer.Option(min=2, help="Images whose reference values are computed.")] = 100,
+    budget: Annotated[int, typer.Option(min=100, help="Evaluations per image of reference values.")] = 65_536,
+    against: Annotated[
+        str | None, typer.Option(help="Row that differences are taken to; default: the explainer, else the best.")
+    ] = None,
+    layout: Annotated[str, typer.Option(help="How the data is laid out; see `vitshap train`.")] = "auto",
+    split: Annotated[str, typer.Option(metavar="own|authors", help="Split of the data, as in training.")] = "own",
+    cache: Annotated[Path | None, typer.Option(help="Where archives are unpacked.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Images at a time.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    compiled: Annotated[bool, typer.Option(help="Compile the surrogate's evaluation (GPU).")] = True,
+    out: Annotated[Path, typer.Option(help="Folder for the report, tables and finished parts.")] = Path(
+        "vitshap-evaluation"
+    ),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how long it would take, and stop.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="Write the numbers into the bundle's card.")] = False,
+) -> None:
+    """Compare methods on a model and images: one table with intervals, curves, and a report."""
+    given = dict(locals())
+    from vitshap.errors import user_errors
+
+    with user_errors(resumes=False):
+        for name, value, known in (("--classes", classes, ("target", "all")), ("--split", split, ("own", "authors"))):
+            if value not in known:
+                raise ValueError(f"{name} is {' or '.join(known)}, got {value!r}")
+        if not data:
+            raise ValueError("name the images with --data: a folder or archive, or digits")
+        from vitshap.evaluation.command import Options, run
+
+        run(Options(**given), console)
+
+
 class OncePerOption(TyperCommand):
     """A command that rejects an option of one value given twice, instead of using the last."""
 

@@ -10,7 +10,7 @@ import torch
 
 from vitshap.estimators.truth import Truth
 from vitshap.evaluation.columns import Column
-from vitshap.evaluation.compare import BATCHES, MOST_VALUES, Classes, Comparison, StepTime
+from vitshap.evaluation.compare import BATCHES, MOST_VALUES, RESPONSES, Classes, Comparison, StepTime
 from vitshap.evaluation.marks import Mark, Measured, mark
 from vitshap.evaluation.result import Evaluation, Summary
 from vitshap.evaluation.rows import MethodSpec, Row, make_rows, truth_row
@@ -132,7 +132,7 @@ def prepare(
         truth_places=places,
         store=Store(None if folder is None else Path(folder)),
         evaluate=Evaluator(surrogate, compiled=compiled),
-        batch=batch or _batch(surrogate, rows, classes),
+        batch=batch or _batch(surrogate, rows, columns, classes),
     )
     if known is not None:
         check_reference(comparison.selection, known, places, surrogate)
@@ -181,8 +181,9 @@ def _reference(
     return known, listed
 
 
-def _batch(surrogate: MaskedModel, rows: Sequence[Row], classes: Classes) -> int:
-    """Return images at a time: fewer if the explanations of a batch would be large."""
+def _batch(surrogate: MaskedModel, rows: Sequence[Row], columns: Sequence[Column], classes: Classes) -> int:
+    """Return images at a time: fewer if what a batch needs in memory would be large."""
     explained = surrogate.num_classes if classes == "all" else 1
-    most = MOST_VALUES // (surrogate.num_players * explained * max(len(rows), 1))
+    responses = RESPONSES if any("responses" in column.needs for column in columns) else 0
+    most = MOST_VALUES // (explained * max(surrogate.num_players * len(rows), responses))
     return max(1, min(BATCHES[surrogate.device.type], most))

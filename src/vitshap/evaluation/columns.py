@@ -58,12 +58,20 @@ class Column:
         """Compute the metric."""
         return metrics.metric(self.metric, **self.options, **supplied)(surrogate, pixels, explanation)
 
-    def responses(self, surrogate: Any, pixels: Tensor, players: Any) -> Any:
-        """Evaluate the coalitions of a metric that has its own, once for all methods."""
+    def responses_of(self, surrogate: Any, pixels: Tensor, players: Any, classes: Tensor | None) -> Any:
+        """Evaluate the coalitions of a metric that has its own, once for all methods; ``classes`` None: all outputs."""
         compute = getattr(metrics, "coalition_responses")  # noqa: B009 (this version may have no such metric)
         known = inspect.signature(compute).parameters
-        options = {name: value for name, value in self.options.items() if name in known}
+        options = {name: value for name, value in {**self.options, "classes": classes}.items() if name in known}
         return compute(surrogate, pixels, self.metric, players=players, **options)
+
+    @property
+    def responses_key(self) -> str:
+        """What the coalitions depend on: definitions of a metric share them, unless the sizes of subsets are given."""
+        options = {
+            name: value for name, value in self.options.items() if "sizes" in self.options or name != "definition"
+        }
+        return f"{self.metric} {sorted(options.items())}"
 
 
 def parse_options(words: list[str], *, default: str) -> dict[str, Any]:

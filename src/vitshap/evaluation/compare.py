@@ -34,7 +34,9 @@ Classes: TypeAlias = Literal["target", "all"]
 BATCHES = {"cpu": 16, "cuda": 64}
 """Images at a time."""
 MOST_VALUES = 2**26
-"""Most values of all explanations of a batch, in memory at once: 256 MiB."""
+"""Most numbers of a batch, in memory at once: values of all explanations, or outputs that the methods share; 256 MiB."""
+RESPONSES = 13_000
+"""Outputs per image and class that methods share, at most: sensitivity-n with its default options."""
 TIMED = {"cpu": 2, "cuda": 8}
 """Images on which a comparison is timed."""
 SHARED = "evaluations that all methods share"
@@ -118,6 +120,14 @@ class Comparison:
     def _pairs(self) -> Iterator[tuple[Row, Column]]:
         return ((row, column) for column in self.columns for row in self.rows)
 
+    def _in_order(self) -> Iterator[tuple[Column, dict[str, Any]]]:
+        """Yield the columns, those with the same coalitions one after the other, with a place for what they share."""
+        before, shared = "", dict[str, Any]()
+        for column in sorted(self.columns, key=lambda column: column.responses_key):
+            if column.responses_key != before:
+                before, shared = column.responses_key, {}
+            yield column, shared
+
     def _todo(self) -> set[Key]:
         """Return the rows and columns of which something is not stored."""
         if self.store.folder is None:
@@ -136,8 +146,7 @@ class Comparison:
         """Yield every row's and column's results on a batch, with the places of their images in the selection."""
         part = self.selection.load(places)
         explanations, checked = self._explanations(part, places, self.store), False
-        for number, column in enumerate(self.columns):
-            shared: dict[str, Any] = {}
+        for number, (column, shared) in enumerate(self._in_order()):
             for row in self.rows:
                 rows = self._rows_of(row, column, places)
                 if not len(rows):
@@ -225,9 +234,10 @@ class Comparison:
             supplied["truth"] = truth_of(self.truth, self.truth_places[places])
         if "responses" in column.needs:
             players = Players(explanation.players, explanation.values.shape[1])
-            key = digest([explanation.players.tolist(), players.num_players, places.tolist()])
+            key = digest([column.responses_key, explanation.players.tolist(), players.num_players, places.tolist()])
             if key not in shared:
-                shared[key] = column.responses(self.evaluate.model, pixels, players)
+                classes = None if self.classes == "all" else self.selection.targets[places][:, None]
+                shared[key] = column.responses_of(self.evaluate.model, pixels, players, classes)
             supplied["responses"] = shared[key]
         return supplied
 
@@ -262,8 +272,7 @@ class Comparison:
         explanations = self._explanations(part, places, Store(None))
         times: dict[str, list[float]] = {}
         sharing = 0.0
-        for column in self.columns:
-            shared: dict[str, Any] = {}
+        for column, shared in self._in_order():
             for row in self.rows:
                 rows = self._rows_of(row, column, places)
                 if (row.name, column.name) not in todo or not len(rows):

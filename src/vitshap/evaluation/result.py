@@ -115,10 +115,18 @@ class Evaluation:
         values = self.values(row, metric, classes)
         return None if values is None else self._result(metric, values[self._measured(row, metric)])
 
-    def difference(self, row: str, other: str, metric: str, classes: Classes = "target") -> MetricResult | None:
-        """Return the differences of two rows, image by image; images without a value in either are undefined."""
-        values = [self.values(one, metric, classes) for one in (row, other)]
-        return None if values[0] is None or values[1] is None else self._result(metric, values[0] - values[1])
+    def difference(self, row: str, other: str, metric: str, classes: Classes = "target") -> Measured | None:
+        """Return the mean difference of two rows, image by image where both are defined, with its 95 % interval.
+
+        None for fewer than two such images.
+        """
+        mine, theirs = (self.values(one, metric, classes) for one in (row, other))
+        if mine is None or theirs is None:
+            return None
+        found = (mine - theirs)[~(mine - theirs).isnan()]
+        if len(found) < 2:
+            return None
+        return Measured.around(float(found.mean()), 1.96 * float(found.std()) / len(found) ** 0.5)
 
     def curve(
         self, row: str, metric: str, name: str, classes: Classes = "target"
@@ -219,7 +227,7 @@ class Evaluation:
                     undefined=result.undefined,
                     constant=int((constant == 1).sum()),
                     mark=marks.get(row.name, Mark()),
-                    difference=None if paired is None else _measured(paired),
+                    difference=paired,
                 )
             )
         return Heading(metric.name, classes, metric.higher_is_better, other), cells
