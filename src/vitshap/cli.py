@@ -86,6 +86,49 @@ def train(
 
 
 @app.command()
+def reproduce(
+    what: Annotated[
+        list[str] | None, typer.Argument(help="table-1 to table-12, figure-1 to figure-24, or all.")
+    ] = None,
+    profile: Annotated[str, typer.Option(help="smoke (digits), small (DeiT-Tiny) or full (the paper's).")] = "smoke",
+    step: Annotated[
+        list[str] | None, typer.Option(metavar="SETTING/STEP", help="Run this step alone; may be repeated.")
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]PATH", help="Images of a data set, a folder or archive; may be repeated."),
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="Safetensors file that the model starts from.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for results; default: reproduce/PROFILE.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the steps and their time, and exit.")] = False,
+    pages: Annotated[Path | None, typer.Option(help="Folder of result pages to write anew from these results.")] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="Print all tables and figures, and exit.")] = False,
+) -> None:
+    """Make the paper's tables and figures: run what they need, beside the paper's numbers."""
+    from vitshap.errors import user_errors
+
+    with user_errors(resumes=False):
+        from vitshap.reproduce import command
+
+        if show_list:
+            command.print_list(console)
+            return
+        command.run(
+            what or (),
+            chosen=profile,
+            steps=step or (),
+            data=data or (),
+            weights=weights,
+            out=out or Path("reproduce") / profile,
+            device=device,
+            dry_run=dry_run,
+            pages_folder=pages,
+            console=console,
+        )
+
+
+@app.command()
 def convert(
     surrogate: Annotated[Path, typer.Argument(help="The authors' ..._surrogate_..._state_dict.ckpt.")],
     explainer: Annotated[Path, typer.Argument(help="The authors' ..._explainer_..._state_dict.ckpt.")],

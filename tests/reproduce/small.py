@@ -11,7 +11,7 @@ TINY: Profile = replace(
     SMOKE,
     scale=replace(
         SMOKE.scale,
-        images=8,
+        images=16,
         subsets=16,
         shapley_images=4,
         truth=256,
@@ -28,7 +28,7 @@ TINY: Profile = replace(
         grid_images=3,
         training=(
             *NET,
-            "classifier.loop.epochs=3",
+            "classifier.loop.epochs=8",
             "surrogate.loop.epochs=1",
             "surrogate.coalitions=1",
             "explainer.loop.epochs=1",

@@ -128,9 +128,7 @@ class Evaluation:
             return None
         return Measured.around(float(found.mean()), 1.96 * float(found.std()) / len(found) ** 0.5)
 
-    def curve(
-        self, row: str, metric: str, name: str, classes: Classes = "target"
-    ) -> tuple[Tensor, Tensor] | None:
+    def curve(self, row: str, metric: str, name: str, classes: Classes = "target") -> tuple[Tensor, Tensor] | None:
         """Return mean and half-width of the 95 % interval of every point of a curve, such as ``points`` or ``by_size``."""
         kind = "image" if classes == "target" else classes
         points = self.scores.get((row, metric), {}).get(f"{kind}.{name}")

@@ -10,16 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from vitshap.data import ImageData
+from vitshap.estimators.truth import Truth
 from vitshap.evaluation import Evaluation, evaluate
 from vitshap.evaluation.explanations import explanation_of_truth
 from vitshap.evaluation.rows import MethodSpec
-from vitshap.estimators.truth import Truth
 from vitshap.explainers import Explainer
 from vitshap.files import read_tensors
 from vitshap.methods import method
@@ -103,7 +103,7 @@ def _tables(
     }
     data = context.evaluated
     if which != "abnormal":
-        classes = "target" if which == "target" or surrogate.num_classes == 1 else "all"
+        classes: Literal["target", "all"] = "target" if which == "target" or surrogate.num_classes == 1 else "all"
         done = evaluate(surrogate, data, classes=classes, folder=folder / "parts", **shared)
         wanted = CLASSES if classes == "all" else {"target": "target"}
         return {name: _summary(done, key) for name, key in wanted.items()}
@@ -112,6 +112,12 @@ def _tables(
     found = {}
     predicted = predicted_as(classifier, context.pixels(classifier, data), output)
     for name, chosen in (("target", predicted), ("non-target", ~predicted)):
+        if not bool(chosen.any()):
+            context.console.print(
+                f"no image is predicted {'to be' if name == 'target' else 'not to be'} of class {output}"
+            )
+            found[name] = {"images": 0, "metrics": {}, "curves": {}}
+            continue
         some = data.subset(chosen.nonzero()[:, 0])
         done = evaluate(surrogate, some, target=output, folder=folder / f"parts-{name}", **shared)
         found[name] = _summary(done, "target")

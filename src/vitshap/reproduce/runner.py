@@ -130,9 +130,7 @@ class Runner:
         seconds = time.perf_counter() - started
         about = {"profile": self.profile.name, "seconds": round(seconds, 1), "seed": SEED, **machine(self.device)}
         about["command"] = f"vitshap reproduce --step {task.name} --profile {self.profile.name}"
-        result = self.store.write(
-            task.setting.name, task.step, values, inputs=inputs, about=about, weights=weights
-        )
+        result = self.store.write(task.setting.name, task.step, values, inputs=inputs, about=about, weights=weights)
         self._say(f"{task.name}: {seconds:.0f} s")
         return result
 

@@ -98,9 +98,7 @@ def _trainings() -> Iterable[Step]:
 
 def _measurements() -> Iterable[Step]:
     compared, evaluated = ("scale.shapley_images",), ("scale.images", "scale.masks")
-    yield Step(
-        "truth", "converged Shapley values", "shapley:compute_truth", MODELS, (*compared, "scale.truth")
-    )
+    yield Step("truth", "converged Shapley values", "shapley:compute_truth", MODELS, (*compared, "scale.truth"))
     for kind in ("paired", "unpaired", "default"):
         yield Step(
             f"kernelshap-{kind}",
@@ -165,8 +163,13 @@ def _measurements() -> Iterable[Step]:
         (*MODELS, "train-surrogate-pixels"),
         ("scale.removal_step",),
     )
-    yield Step("timing", "time per image of all methods", "measurements:measure_times", (*MODELS, *EXPLAINERS),
-               ("scale.timed_images", "scale.masks"))
+    yield Step(
+        "timing",
+        "time per image of all methods",
+        "measurements:measure_times",
+        (*MODELS, *EXPLAINERS),
+        ("scale.timed_images", "scale.masks"),
+    )
 
 
 def _roar() -> Iterable[Step]:

@@ -1,4 +1,4 @@
-"""Steps that train: classifier, surrogates, masked classifier, explainers. An interrupted one continues from its checkpoint."""
+"""Steps that train: classifier, surrogates, masked classifier, explainers. They continue from their checkpoints."""
 
 from __future__ import annotations
 
@@ -180,7 +180,8 @@ def excess(context: Context, explainer: Explainer) -> dict[str, float]:
 
 def losses(explainer: Explainer, val: PixelSource, test: PixelSource) -> dict[str, float]:
     """Measure the paper's loss on validation and test images, beside that of equal values for all patches."""
-    found, surrogate = {}, explainer.surrogate
+    found: dict[str, float] = {}
+    surrogate = explainer.surrogate
     for part, source in (("validation", val), ("test", test)):
         images = Images(surrogate, source, None, seed=SEED)
         fixed = ValidationSet(None, Evaluator(surrogate), images, pairs=TEST_SUBSETS)
