@@ -94,47 +94,6 @@ def bench_convergence(
     write_tables(out, table, reached, machine=describe(where))
 
 
-@subcommand("quality")
-def bench_quality(
-    bundle: Bundle,
-    data: Data,
-    truth: TruthFolder,
-    layout: Layout = "auto",
-    split: Split = "own",
-    cache: Cache = None,
-    images: Images = 100,
-    budget: Budget = 65_536,
-    curves: Annotated[int, typer.Option(min=0, help="Test images for insertion and deletion.")] = 1000,
-    compiled: Compiled = False,
-    record: Record = False,
-    device: Device = "auto",
-    out: Out = None,
-) -> None:
-    """Measure an explainer on test images: correlation with converged Shapley values, insertion and deletion."""
-    from vitshap.bench.speed import describe
-    from vitshap.experiments import quality
-    from vitshap.explainers import Explainer
-    from vitshap.explainers import bundle as bundles
-    from vitshap.training.values.store import Evaluator
-
-    if record:
-        bundles.local_folder(bundle)  # an error before anything is measured
-    where = resolve_device(device)
-    explainer = Explainer.from_pretrained(bundle, device=where)
-    test = quality.open_data(explainer.surrogate, data, layout=layout, split=split, cache=cache).test
-    evaluate = Evaluator(explainer.surrogate, compiled=compiled)
-    progress = ProgressLines()
-    progress.start(f"reference values in {truth}, {budget:,} evaluations per image, images", images)
-    known = quality.reference_set(truth, evaluate, test, count=images, budget=budget, progress=progress.update)
-    scores = quality.agreement(explainer(known.pixels).values, known.truth, known.labels)
-    if curves:
-        scores |= quality.areas(evaluate, explainer, *quality.sample_images(explainer.surrogate, test, curves))
-    title = f"{bundle}, {len(known.labels)} test images, {describe(where)}"
-    show(out, quality.scores_table(title, scores, budget=budget), machine=describe(where), budget=budget)
-    if record:
-        bundles.record(bundle, {name: round(value, 4) for name, value in scores.items() if value is not None})
-
-
 @subcommand("unknown")
 def bench_unknown(
     bundle: Bundle,

@@ -23,7 +23,7 @@ class Curves(NamedTuple):
 
 
 def curves(evaluation: Evaluation) -> list[Curves]:
-    """Return the curves of every metric that has some: insertion, deletion, sensitivity by n, ROAR, error by evaluations."""
+    """Return the curves of every metric that has some: insertion, deletion, sensitivity by n, ROAR, error."""
     found = []
     for metric in evaluation.metrics:
         name = metric.name.partition(":")[0]

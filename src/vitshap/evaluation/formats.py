@@ -168,20 +168,19 @@ def records(table: Summary) -> list[dict[str, Any]]:
     for row, cells in table.rows:
         for heading, cell in zip(table.headings, cells, strict=True):
             about = {"method": row.name, "explains": row.runs_on, "metric": heading.metric, "classes": heading.classes}
-            about["higher_is_better"] = heading.higher_is_better
-            found.append({**about, **_numbers(cell, heading)})
+            found.append({**about, "higher_is_better": heading.higher_is_better, **_numbers(cell, heading)})
     return found
 
 
 def _numbers(cell: Cell | None, heading: Heading) -> dict[str, Any]:
     names = ("mean", "low", "high", "images", "undefined", "constant", "bold", "grey")
-    paired = {"against": heading.against, "difference": None, "difference_low": None, "difference_high": None}
-    if cell is None:
-        return {**dict.fromkeys(names), **paired}
-    numbers = (*cell.measured, cell.images, cell.undefined, cell.constant, *cell.mark)
-    if cell.difference is not None:
-        paired |= dict(zip(("difference", "difference_low", "difference_high"), cell.difference, strict=True))
-    return {**dict(zip(names, numbers, strict=True)), **paired}
+    ends = ("difference", "difference_low", "difference_high")
+    numbers: dict[str, Any] = {**dict.fromkeys(names), "against": heading.against, **dict.fromkeys(ends)}
+    if cell is not None:
+        shown = (*cell.measured, cell.images, cell.undefined, cell.constant, *cell.mark)
+        numbers |= dict(zip(names, shown, strict=True))
+        numbers |= dict(zip(ends, cell.difference or (None, None, None), strict=True))
+    return numbers
 
 
 def to_json(evaluation: Evaluation, table: Summary, heading: str) -> str:

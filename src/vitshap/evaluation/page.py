@@ -119,7 +119,7 @@ def _row(number: int, row: RowInfo, cells: Sequence[Cell | None], table: Summary
 def _cell(cell: Cell | None, table: Summary, number: int, heading: Heading) -> str:
     edge = _column_class(table, number)
     if cell is None:
-        return f'<td class="{edge}n" aria-label="no value">–</td>'
+        return f'<td class="{edge}n" aria-label="no value">&ndash;</td>'
     digits = digits_of(table, number)
     mean, half = value_text(cell.measured, digits).split(" ", 1)
     marks = "".join(f"{word} " for word, on in zip(("bold", "grey"), cell.mark, strict=True) if on)
@@ -207,7 +207,8 @@ def _chart(panel: Panel, names: Sequence[str], looks: dict[str, tuple[str, str]]
     return (
         f'<svg viewBox="0 0 {WIDE} {HIGH}" role="img" aria-label="{described}">{ticks}{lines}'
         f'<text x="{x_middle:.0f}" y="{HIGH - 6}" text-anchor="middle">{escape(panel.x_label)}</text>'
-        f'<text transform="translate(11 {y_middle:.0f}) rotate(-90)" text-anchor="middle">{escape(panel.y_label)}</text></svg>'
+        f'<text transform="translate(11 {y_middle:.0f}) rotate(-90)" text-anchor="middle">{escape(panel.y_label)}</text>'
+        "</svg>"
     )
 
 
@@ -220,9 +221,9 @@ def _line(name: str, band: Band, number: int, look: tuple[str, str], x_scale: _S
     path = _path(across, middle)
     outline = f"{_path(across, high)}L{_path(across[::-1], low[::-1])[1:]}Z"
     dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4"/>' for x, y in zip(across, middle, strict=True))
-    area = f"{escape(name)}"
     return (
-        f'<g class="line" data-row="{number}" fill="{colour}"><title>{area}</title><path class="band" d="{outline}"/>'
+        f'<g class="line" data-row="{number}" fill="{colour}"><title>{escape(name)}</title>'
+        f'<path class="band" d="{outline}"/>'
         f'<path class="curve {style}" stroke="{colour}" d="{path}"/>{dots if len(across) <= 16 else ""}</g>'
     )
 

@@ -109,20 +109,6 @@ def areas(evaluate: Evaluator, explainer: Explainer, pixels: Tensor, labels: Ten
     return {name: total / len(pixels) for name, total in totals.items()}
 
 
-def scores_table(title: str, scores: Mapping[str, float | None], *, budget: int) -> Table:
-    """Arrange scores in a table of one row each; a note explains missing ones. ``budget``: of the reference values."""
-    table = Table(title, (Column("measure"), Column("value", ".4f")))
-    for name, value in scores.items():
-        table.add(measure=name.replace("_", " "), value=value)
-    missing = [name for name, value in scores.items() if value is None]
-    if missing:
-        table.notes.append(
-            f"{' and '.join(missing)}: not known, because the reliability of the reference values is below "
-            f"{MIN_RELIABILITY:g}; compute them with more than {budget:,} evaluations (--budget) into another folder"
-        )
-    return table
-
-
 def top_probabilities(model: MaskedModel, data: Any, *, count: int, batch: int = 64) -> Tensor:
     """Compute the largest class probability of ``count`` images, spread evenly over the data set: ``[n]``."""
     if model.unit != "probability" or model.num_classes == 1:

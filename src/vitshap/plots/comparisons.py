@@ -72,9 +72,8 @@ def average_curves(insertion: Mapping[str, Band], deletion: Mapping[str, Band], 
 
 def sensitivity_curves(bands: Mapping[str, Band], *, title: str = "") -> Figure:
     """Draw sensitivity-n, a correlation, against the subset size n."""
-    return comparison_figure(
-        [Panel("Sensitivity-n", "patches in a subset, n", "correlation", bands, ("random",))], title=title
-    )
+    panel = Panel("Sensitivity-n", "patches in a subset, n", "correlation", bands, ("random",))
+    return comparison_figure([panel], title=title)
 
 
 def roar_curves(inserted: Mapping[str, Band], deleted: Mapping[str, Band], *, title: str = "") -> Figure:
@@ -127,7 +126,7 @@ def _draw(axes: Axes, panel: Panel) -> list[Artist]:
     number = 0
     for name, (x, mean, half) in panel.bands.items():
         if name in panel.baselines:
-            colour, style = "#555555", (0, (2, 1.5))
+            colour, style = "#555555", ":"
         else:
             colour, style = COLOURS[number % len(COLOURS)], STYLES[number // len(COLOURS) % len(STYLES)]
             number += 1
