@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from vitshap.experiments.tables import Table as Rows
 from vitshap.files import write_text
 from vitshap.models.base import resolve_device
 from vitshap.reproduce import pages
@@ -20,6 +23,7 @@ from vitshap.reproduce.views import View, Viewer
 from vitshap.training.recipes.timing import duration
 
 REPORT = "report"
+BOLD = re.compile(r"\*\*(.+?)\*\*")
 
 
 def print_list(console: Console) -> None:
@@ -72,7 +76,7 @@ def run(
     for view in views:
         write_view(view, out / REPORT)
         for table in view.tables:
-            console.print(table.to_terminal())
+            console.print(styled(table).to_terminal())
     if views:
         filled, not_run = sum(one.filled for one in views), sum(one.not_run for one in views)
         console.print(
@@ -100,6 +104,15 @@ def print_estimate(runner: Runner, tasks: Sequence[Task], console: Console) -> N
     console.print(
         f"{len(seconds)} of {len(tasks)} steps to run, about {duration(total)} ({kind.hardware})", highlight=False
     )
+
+
+def styled(table: Rows) -> Rows:
+    """Return a table whose Markdown bold is the terminal's."""
+    rows = [
+        {key: replace(cell, value=BOLD.sub(r"[bold]\1[/bold]", str(cell.value))) for key, cell in row.items()}
+        for row in table.rows
+    ]
+    return replace(table, rows=rows)
 
 
 def write_view(view: View, folder: Path) -> None:
