@@ -31,6 +31,8 @@ ORDER = [
     "training",
     "explaining",
     "experiments",
+    "evaluation",
+    "reproduce",
     "serve",
     "demo",
     "bench",

@@ -121,6 +121,35 @@ def bench_methods(
     show(out, table, machine=describe(where))
 
 
+@subcommand("metrics")
+def bench_metrics(
+    arch: Arch = ArchName.tiny,
+    library: Library = LibraryName.timm,
+    images: Annotated[int, typer.Option(min=1, help="Images.")] = 4,
+    step: Annotated[int, typer.Option(min=1, help="Patches deleted at a time.")] = 7,
+    subsets: Annotated[int, typer.Option(min=2, help="Subsets of sensitivity-n.")] = 16,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds.")] = 3,
+    device: Device = "cpu",
+    out: Out = None,
+) -> None:
+    """Time deletion and sensitivity-n beside Quantus: with the same removal, and with attention masked and packed."""
+    from vitshap.bench import metrics as measuring
+    from vitshap.bench.speed import describe
+
+    where = resolve_device(device)
+    table = measuring.measure(
+        library.value,
+        arch.value,
+        where,
+        images=images,
+        step=step,
+        subsets=subsets,
+        rounds=rounds,
+        note=ProgressLines().start,
+    )
+    show(out, table, machine=describe(where))
+
+
 @subcommand("training")
 def bench_training(
     arch: Arch = ArchName.base,

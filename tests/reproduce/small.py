@@ -1,0 +1,39 @@
+"""The profile of the tests: that of ``smoke`` with a net of two layers and hardly any training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vitshap.reproduce.profiles import SMOKE, Profile
+
+NET = ("model.layers=2", "model.hidden_size=16", "model.mlp_size=32", "model.heads=2")
+TINY: Profile = replace(
+    SMOKE,
+    scale=replace(
+        SMOKE.scale,
+        images=16,
+        subsets=16,
+        shapley_images=4,
+        truth=256,
+        paired=512,
+        unpaired=512,
+        masks=16,
+        roar_methods=("vit-shapley", "vitshap", "random"),
+        roar_counts=(4, 12),
+        roar_epochs=1,
+        removal_step=49,
+        ablation_epochs=1,
+        ablation_images=64,
+        timed_images=4,
+        grid_images=3,
+        training=(
+            *NET,
+            "classifier.loop.epochs=8",
+            "surrogate.loop.epochs=1",
+            "surrogate.coalitions=1",
+            "explainer.loop.epochs=1",
+            "explainer.coalitions=2",
+        ),
+        default_training=("explainer.loop.epochs=1", "explainer.values.views=1", "explainer.values.coalitions=8"),
+    ),
+)
