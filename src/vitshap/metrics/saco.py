@@ -52,8 +52,8 @@ def saco(
     sums = sums.scatter_add(1, group, values)[:, :made].transpose(1, 2)  # [B, T, groups]
     exists = number.to(game.device) < count.clamp(max=made)[:, 0]  # [B, groups]
     score = _coefficient(sums, drop, exists[:, None])
-    present = torch.ones((), dtype=torch.bool) if explanation.player_mask is None else explanation.player_mask[:, None]
-    constant = is_constant(explanation.values.transpose(1, 2), present.expand_as(explanation.values.transpose(1, 2)))
+    present = None if explanation.player_mask is None else explanation.player_mask[:, None]
+    constant = is_constant(explanation.values.transpose(1, 2), present)
     return MetricResult(
         metric="saco",
         values=score.cpu().masked_fill(constant, torch.nan),
