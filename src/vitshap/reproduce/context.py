@@ -47,6 +47,10 @@ class Sources:
     """Where archives are unpacked."""
 
 
+EXPLAINER_STEPS = {EXPLAINERS[0]: "train-explainer-paper", OURS: "train-explainer-default"}
+"""The steps that train both explainers, by their row."""
+
+
 class Context:
     """One setting of a profile, on one device."""
 
@@ -199,5 +203,4 @@ class Context:
 
     def explainers(self) -> dict[str, Explainer]:
         """Return both explainers of the surrogate, by their row."""
-        steps = {EXPLAINERS[0]: "train-explainer-paper", OURS: "train-explainer-default"}
-        return {row: self.explainer(step) for row, step in steps.items()}
+        return {row: self.explainer(step) for row, step in EXPLAINER_STEPS.items()}

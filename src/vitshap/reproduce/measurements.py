@@ -27,9 +27,9 @@ from vitshap.metrics import MetricResult, deletion, insertion
 from vitshap.metrics.removal_quality import removal_mechanisms, removal_quality
 from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating
-from vitshap.reproduce.context import SEED, Context
+from vitshap.reproduce.context import EXPLAINER_STEPS, SEED, Context
 from vitshap.reproduce.shapley import VALUES, predictions, stored_truth
-from vitshap.reproduce.specifications import ALL_METHODS, EXPLAINERS, MAIN_METHODS
+from vitshap.reproduce.specifications import ALL_METHODS, EVALUATED_PARTS, EXPLAINERS, MAIN_METHODS, evaluated_step
 from vitshap.training.batches import Images
 from vitshap.training.values.store import Evaluator
 
@@ -57,15 +57,33 @@ def rivals(context: Context, names: tuple[str, ...] = ALL_METHODS) -> dict[str, 
     return found
 
 
-def evaluate_methods(context: Context, folder: Path, *, which: str) -> dict[str, Any]:
-    """Measure insertion, deletion and faithfulness of all methods, for target and non-target classes.
+def evaluate_methods(context: Context, folder: Path, *, which: str, part: str) -> dict[str, Any]:
+    """Measure insertion, deletion and faithfulness of some methods, for target and non-target classes.
 
     ``which``: "main": the predicted class, and the mean over all others; "abnormal": one class, of images predicted to be
-    of it (target) and of all other images (non-target).
+    of it (target) and of all other images (non-target). ``part``: "rivals" (those of the paper's main text, and random),
+    "variants" (its other rivals), or the step that trained an explainer.
     """
-    methods = {**rivals(context), **context.explainers()}
+    methods: dict[str, MethodSpec]
+    if part in ("rivals", "variants"):
+        main = rivals(context, MAIN_METHODS)
+        methods = main if part == "rivals" else {k: v for k, v in rivals(context).items() if k not in main}
+    else:
+        methods = {row: context.explainer(step) for row, step in EXPLAINER_STEPS.items() if step == part}
     metrics = ["insertion", "deletion", *(f"{name}:subsets={context.scale.subsets}" for name in FAITHFULNESS.values())]
     return _tables(context, folder, context.surrogate, context.classifier, methods, metrics, which)
+
+
+def join_parts(context: Context, folder: Path, *, which: str) -> dict[str, Any]:
+    """Join the results of ``evaluate_methods``."""
+    joined: dict[str, Any] = {}
+    for part in EVALUATED_PARTS:
+        for classes, found in context.result(evaluated_step(which, part)).values.items():
+            whole = joined.setdefault(classes, {"images": found["images"], "metrics": {}, "curves": {}})
+            for kind in ("metrics", "curves"):
+                for metric, rows in found[kind].items():
+                    whole[kind].setdefault(metric, {}).update(rows)
+    return joined
 
 
 def evaluate_masked(context: Context, folder: Path) -> dict[str, Any]:

@@ -40,6 +40,8 @@ _LEFT_OUT = (
 )
 MAIN_METHODS = tuple(name for name in ALL_METHODS if name not in _LEFT_OUT)
 """Rows of the tables in its main text, and ours."""
+EVALUATED_PARTS = ("rivals", "variants", "train-explainer-paper", "train-explainer-default")
+"""Methods that are evaluated in a step of their own: those of the main text, their variants, each explainer."""
 MAP_METHODS = (
     "attention-last",
     "attention-rollout",
@@ -112,6 +114,11 @@ def _metrics(
 ) -> Specification:
     about = (FAITHFULNESS, *notes)
     return Specification(f"table-{number}", title, "metrics", blocks, images, methods, METRICS, about)
+
+
+def evaluated_step(which: str, part: str) -> str:
+    """Return the name of the step that evaluates a part of the methods."""
+    return f"evaluate-{which}-{part.removeprefix('train-')}"
 
 
 def _evaluated(data: str, model: str, *classes: Classes, step: str = "evaluate-main") -> tuple[Panel, ...]:

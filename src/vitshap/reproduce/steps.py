@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitshap.errors import did_you_mean
 from vitshap.reproduce.context import Context
-from vitshap.reproduce.specifications import ABLATIONS, Specification
+from vitshap.reproduce.specifications import ABLATIONS, EVALUATED_PARTS, Specification, evaluated_step
 from vitshap.reproduce.store import digest
 
 Run = Callable[[Context, Path], Any]
@@ -111,12 +111,18 @@ def _measurements() -> Iterable[Step]:
     subsets = (*evaluated, "scale.subsets")
     for name, what in (("main", "predicted class and all others"), ("abnormal", "images predicted abnormal, or not")):
         reads = (*subsets, "setting") if name == "abnormal" else subsets
+        parts = [evaluated_step(name, part) for part in EVALUATED_PARTS]
+        for part, step_name in zip(EVALUATED_PARTS, parts, strict=True):
+            needs = (*MODELS, part) if part in EXPLAINERS else MODELS
+            options = (("which", name), ("part", part))
+            of = f"insertion, deletion and faithfulness, {part.removeprefix('train-')}: {what}"
+            yield Step(step_name, of, "measurements:evaluate_methods", needs, reads, options)
         yield Step(
             f"evaluate-{name}",
             f"insertion, deletion and faithfulness of all methods: {what}",
-            "measurements:evaluate_methods",
-            (*MODELS, *EXPLAINERS),
-            reads,
+            "measurements:join_parts",
+            tuple(parts),
+            (),
             (("which", name),),
         )
         suffix = "" if name == "main" else "-abnormal"
