@@ -1,4 +1,6 @@
-"""Time metrics beside those of Quantus in one run: the same removal, and withheld patches masked out of attention.
+"""Time metrics: on a GPU beside plain evaluations of coalitions, on a CPU beside Quantus in one run.
+
+Beside Quantus: the same removal, and withheld patches masked out of attention.
 
 Deletion is Quantus' ``PixelFlipping`` whose steps are whole patches: the same images are evaluated. For sensitivity-n,
 ``FaithfulnessCorrelation`` blanks as many pixels, but chosen one by one: as many forward passes, of the same cost. Rounds
@@ -11,18 +13,22 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitshap.bench.speed import Arch, Library, build_net, describe, synchronize, threads
+from vitshap.bench import speed
+from vitshap.bench.speed import Arch, Library, build_net, describe, seconds, synchronize, threads
 from vitshap.experiments.tables import Column, Table
 from vitshap.explanation import Explanation
 from vitshap.methods import method
-from vitshap.metrics import deletion, sensitivity_n
+from vitshap.metrics import deletion, faithfulness, insertion, sensitivity_n
 from vitshap.models import wrap
+from vitshap.training.values.store import Evaluator
 
 QUIET = {"disable_warnings": True, "display_progressbar": False}
 
@@ -85,8 +91,60 @@ def measure(
         with _one_thread(device):
             spent = _alternating(ways, device, rounds)
         first = next(iter(spent.values()))
-        for way, seconds in spent.items():
-            table.add(metric=name, way=way, evaluations=evaluations, seconds=seconds, ratio=first / seconds)
+        for way, took in spent.items():
+            table.add(metric=name, way=way, evaluations=evaluations, seconds=took, ratio=first / took)
+    return table
+
+
+def measure_rates(
+    library: Library,
+    arch: Arch,
+    device: torch.device,
+    *,
+    images: int = 1000,
+    batch: int = 64,
+    subsets: int = 1000,
+    note: Callable[[str], object] = lambda text: None,
+) -> Table:
+    """Time metrics on a GPU as ``evaluate`` computes them, beside the rate of ``bench coalitions`` in the same run.
+
+    Insertion and deletion are of all ten classes of a quarter of the images, faithfulness of all images.
+    """
+    coalitions = speed.measure(library, arch, device, note=note)
+    rate = dict(zip(coalitions.values("way"), coalitions.values("per_second"), strict=True))["packed and compiled"]
+    torch.manual_seed(0)
+    evaluator = Evaluator(wrap(build_net(library, arch).to(device)), compiled=True)
+    pixels = torch.randn(images, 3, *evaluator.model.image_size, device=device).to(evaluator.dtype)
+    drawn = method("random", evaluator.model)(pixels[:batch])
+    explanation = replace(drawn, values=torch.randn(drawn.values.shape), class_specific=True)
+    inner = (evaluator.model.num_players - 1) * evaluator.model.num_classes
+    work: dict[str, tuple[int, int, Callable[..., object]]] = {
+        "insertion": (images // 4, inner + 2, insertion),
+        "deletion": (images // 4, inner + 2, deletion),
+        "faithfulness": (images, subsets + 1, partial(faithfulness, subsets=subsets)),
+    }
+    table = Table(
+        f"{library} ViT-{arch}, {describe(device)}",
+        (
+            Column("metric"),
+            Column("images", ",.0f"),
+            Column("seconds", ".2f", "s"),
+            Column("evaluations", ",.0f", "1/s"),
+            Column("share", ".0%", title="share of the rate of bench coalitions"),
+        ),
+        notes=[f"bench coalitions in the same run: {rate:,.0f} evaluations per second, packed and compiled"],
+    )
+    for name, (count, evaluations, metric) in work.items():
+        note(name)
+
+        def run(count: int = count, metric: Callable[..., object] = metric) -> None:
+            for start in range(0, count, batch):
+                some = pixels[start : min(start + batch, count)]
+                metric(evaluator.model, some, explanation[: len(some)])
+
+        spent = seconds(run, device, rounds=1)
+        done = count * evaluations / spent
+        table.add(metric=name, images=count, seconds=spent, evaluations=done, share=done / rate)
     return table
 
 

@@ -125,23 +125,29 @@ def bench_methods(
 def bench_metrics(
     arch: Arch = ArchName.tiny,
     library: Library = LibraryName.timm,
-    images: Annotated[int, typer.Option(min=1, help="Images.")] = 4,
-    step: Annotated[int, typer.Option(min=1, help="Patches deleted at a time.")] = 7,
-    subsets: Annotated[int, typer.Option(min=2, help="Subsets of sensitivity-n.")] = 16,
-    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds.")] = 3,
-    device: Device = "cpu",
+    images: Annotated[int, typer.Option(min=0, help="Images; 0: 1,000 on a GPU, 4 on a CPU.")] = 0,
+    step: Annotated[int, typer.Option(min=1, help="Patches deleted at a time (CPU).")] = 7,
+    subsets: Annotated[int, typer.Option(min=2, help="Subsets of sensitivity-n (CPU).")] = 16,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds (CPU).")] = 3,
+    device: Device = "auto",
     out: Out = None,
 ) -> None:
-    """Time deletion and sensitivity-n beside Quantus: with the same removal, and with attention masked and packed."""
+    """Time metrics: on a GPU beside evaluations of coalitions, on a CPU deletion and sensitivity-n beside Quantus."""
     from vitshap.bench import metrics as measuring
     from vitshap.bench.speed import describe
 
     where = resolve_device(device)
+    if where.type == "cuda":
+        rates = measuring.measure_rates(
+            library.value, arch.value, where, images=images or 1000, note=ProgressLines().start
+        )
+        show(out, rates, machine=describe(where))
+        return
     table = measuring.measure(
         library.value,
         arch.value,
         where,
-        images=images,
+        images=images or 4,
         step=step,
         subsets=subsets,
         rounds=rounds,
