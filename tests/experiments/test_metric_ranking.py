@@ -80,9 +80,9 @@ def test_methods_are_ranked_and_metrics_compared():
         base_values=None,
         full_values=None,
     )
-    scores = ranking.measure_methods(
-        model, images, explanations, metrics={"insertion": metric("insertion"), "saco": metric("saco")}
-    )
+    scores = ranking.measure_methods(model, images, explanations, metrics=("insertion", "saco", "single-patch"))
+    assert scores["single-patch"]["leave-one-out"].mean == pytest.approx(1)
+    del scores["single-patch"]
     ranks = ranking.ranks_table(scores)
     assert ranks.values("method") == list(explanations)
     for name in ("insertion", "saco"):
@@ -106,16 +106,16 @@ def test_on_digits():
     config = ViTConfig(image_size=8, patch_size=2, num_channels=1, num_labels=10, **size)
     splits = load_digits()
     training = ClassifierTraining(
-        loop=LoopConfig(epochs=40, batch_size=64, learning_rate=3e-3), augmentation=None, coalitions=4
+        loop=LoopConfig(epochs=25, batch_size=64, learning_rate=3e-3), augmentation=None, coalitions=4
     )
     model = fit_masked_classifier(wrap(ViTForImageClassification(config)), splits.train, splits.val, config=training)
     model.eval()
-    images, labels = splits.test.images[:100], splits.test.labels[:100]
+    images, labels = splits.test.images[:60], splits.test.labels[:60]
     assert float((model(images).argmax(1) == labels).float().mean()) > 0.85
     truth = method("kernelshap", model, budget=4096)(images, target=labels)
     table = ranking.recovery_table(model, images, truth)
     print(table.to_markdown())
-    assert min(table.values("order")) == 1
+    assert min(table.values("order")) == pytest.approx(1)
     names = ("leave-one-out", "rise", "vanilla-pixel", "integrated-gradients-pixel", "attention-rollout", "gradcam-ln")
     explanations = {name: method(name, model)(images, target=labels) for name in (*names, "random")}
     scores = ranking.measure_methods(model, images, {"Shapley values": truth, **explanations})

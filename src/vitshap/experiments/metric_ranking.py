@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
@@ -19,7 +19,9 @@ from torch import Tensor
 from vitshap.experiments.tables import Cell, Column, Table
 from vitshap.explanation import Explanation
 from vitshap.methods import ExplainableModel
-from vitshap.metrics import Metric, MetricResult, metric
+from vitshap.metrics import Metric, MetricResult, coalition_responses, metric
+from vitshap.metrics.correlations import ResponseMetric
+from vitshap.players import Players
 
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
 METRICS = ("insertion", "deletion", "sensitivity-n", "faithfulness", "saco", "single-patch")
@@ -62,7 +64,7 @@ def recovery_table(
     within each image, mean over images. ``separation``: the mean difference of the truth from chance, in standard errors
     over images. Scores are means of ``seeds`` random exchanges.
     """
-    named = _metrics(metrics)
+    named = _metrics(metrics, surrogate, images, truth)
     if len(levels) < 2 or list(levels) != sorted(set(levels)):
         raise ValueError(f"levels are two or more increasing shares, got {list(levels)}")
     columns = [Column("metric"), *(Column(f"level_{i}", ".4f", title=f"{x:.0%}") for i, x in enumerate(levels))]
@@ -96,10 +98,11 @@ def measure_methods(
     *,
     metrics: Mapping[str, Metric] | Sequence[str] = METRICS,
 ) -> dict[str, dict[str, MetricResult]]:
-    """Measure every explanation by every metric: results by metric and name of the explanation."""
+    """Measure every explanation, of the same players and classes, by every metric: results by metric and explanation."""
+    named = _metrics(metrics, surrogate, images, next(iter(explanations.values())))
     return {
         name: {by: measure(surrogate, images, one) for by, one in explanations.items()}
-        for name, measure in _metrics(metrics).items()
+        for name, measure in named.items()
     }
 
 
@@ -135,8 +138,23 @@ def kendall(one: Tensor, two: Tensor) -> float:
     return float(kendalltau(one.double().numpy(), two.double().numpy()).statistic)
 
 
-def _metrics(metrics: Mapping[str, Metric] | Sequence[str]) -> dict[str, Metric]:
-    return dict(metrics) if isinstance(metrics, Mapping) else {name: metric(name) for name in metrics}
+def _metrics(
+    metrics: Mapping[str, Metric] | Sequence[str], surrogate: ExplainableModel, images: Any, explanation: Explanation
+) -> dict[str, Metric]:
+    """Return metrics by name; coalitions that do not depend on the explanation are evaluated once."""
+    if isinstance(metrics, Mapping):
+        return dict(metrics)
+    players = Players(explanation.players, explanation.values.shape[1])
+    found = {}
+    for name in metrics:
+        shared: dict[str, Any] = {}
+        if name in get_args(ResponseMetric):
+            responses = coalition_responses(
+                surrogate, images, cast(ResponseMetric, name), players=players, classes=explanation.classes
+            )
+            shared = {"responses": responses}
+        found[name] = metric(name, **shared)
+    return found
 
 
 def _common(scores: Mapping[str, Mapping[str, MetricResult]]) -> list[str]:

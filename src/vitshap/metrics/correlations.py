@@ -107,7 +107,6 @@ def coalition_responses(
     surrogate: ExplainableModel,
     images: Any,
     metric_name: ResponseMetric,
-    /,
     *,
     players: PlayersLike | None = None,
     seed: int = 0,
