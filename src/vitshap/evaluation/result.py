@@ -42,7 +42,7 @@ class RowInfo(NamedTuple):
 
     @property
     def competes(self) -> bool:
-        """Whether it is a method that is compared, and no yardstick."""
+        """Whether it is a method that is compared, and not what others are compared with."""
         return self.kind not in (RANDOM, TRUTH)
 
 
