@@ -12,7 +12,7 @@ from tests.evaluation.small import digits_explainer, digits_net
 from vitshap.cli import app
 from vitshap.data import load_digits
 from vitshap.evaluation import Evaluation
-from vitshap.explainers import bundle
+from vitshap.explainers import Explainer, bundle
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +74,27 @@ def test_the_card_records_the_labelled_class(stored: Path, tmp_path: Path) -> No
     assert found.targets.tolist() == found.labels.tolist()
     assert [row.name for row in found.rows][-1] == "truth"
     assert "insertion in random order" in (stored / "README.md").read_text()
+
+
+def test_the_classifier_of_a_bundle_and_a_model_by_name(tmp_path: Path) -> None:
+    surrogate, classifier = digits_net(), digits_net(1)
+    Explainer(surrogate, classifier=classifier).eval().save_pretrained(tmp_path / "both", include_classifier=True)
+    few = ("--images", 2, "--methods", "attention-last", "--metrics", "insertion")
+    assert run(tmp_path / "both", *few, "--out", tmp_path / "1").exit_code == 0
+    on = {row.name: row.runs_on for row in Evaluation.load(tmp_path / "1").rows}
+    assert on == {"attention-last": "classifier", "random": "classifier"}
+    classifier.net.save_pretrained(tmp_path / "net")
+    done = run("--model", tmp_path / "net", *few, "--out", tmp_path / "2")
+    assert done.exit_code == 0, done.output
+    found = Evaluation.load(tmp_path / "2")
+    assert {row.runs_on for row in found.rows} == {"surrogate"}
+    assert "No classifier was given" in found.table().notes[0]
+    other = run(tmp_path / "both", "--model", tmp_path / "net", *few, "--out", tmp_path / "3")
+    assert other.exit_code == 0, other.output
+    digits_net(2).net.save_pretrained(tmp_path / "wrong")
+    refused = run(tmp_path / "both", "--model", tmp_path / "wrong", *few, "--out", tmp_path / "4")
+    assert refused.exit_code == 2
+    assert "made for another model" in refused.stderr
 
 
 @pytest.mark.parametrize(

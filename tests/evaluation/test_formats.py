@@ -89,7 +89,7 @@ def test_marks_are_shown(evaluation: Evaluation) -> None:
 
 
 def test_curves_are_means_with_bands(evaluation: Evaluation) -> None:
-    found = {one.metric: one.panel for one in curves(evaluation)}
+    found = {one.name: one.panel for one in curves(evaluation)}
     assert list(found) == ["insertion", "deletion"]
     band = found["insertion"].bands["ours"]
     points = evaluation.scores["ours", "insertion"]["image.points"]
@@ -106,12 +106,18 @@ def test_curves_by_size_count_and_evaluations_are_recognised(evaluation: Evaluat
     base = more["ours", "insertion"]
     kept = {name: base[name] for name in ("target", "image.constant", "shared.evaluations")}
     more["ours", "sensitivity-n"] = {**kept, "image.by_size": by_size, "shared.sizes": torch.tensor([2.0, 4, 6])}
-    more["ours", "roar"] = {**kept, "image.correct": correct, "shared.counts": torch.tensor([1.0, 3])}
+    more["ours", "roar"] = {
+        **kept,
+        "image.inserted": correct,
+        "image.deleted": 0 * correct,
+        "shared.counts": torch.tensor([1.0, 3]),
+    }
     more["ours", "error"] = kept
     infos = tuple(evaluation.metrics[0]._replace(name=name) for name in ("sensitivity-n", "roar", "error"))
-    found = {one.metric: one.panel for one in curves(replace(evaluation, scores=more, metrics=infos))}
+    found = {one.name: one.panel for one in curves(replace(evaluation, scores=more, metrics=infos))}
     assert found["sensitivity-n"].bands["ours"].mean == pytest.approx(by_size.mean(0).numpy())
-    assert found["roar"].bands["ours"].x.tolist() == [1, 3]
+    assert found["roar, inserted"].bands["ours"].x.tolist() == [1, 3]
+    assert found["roar, deleted"].bands["ours"].mean.tolist() == [0, 0]
     assert found["error"].log
     assert list(found["error"].bands) == ["explainer"]
 
