@@ -19,8 +19,9 @@ import vitshap
 from tests.evaluation import two_processes
 from tests.evaluation.small import digits_explainer, digits_net, some_digits
 from vitshap.estimators import truth
-from vitshap.evaluation import Evaluation, evaluate, prepare
+from vitshap.evaluation import Evaluation, _batch, evaluate, prepare
 from vitshap.evaluation.columns import Column
+from vitshap.evaluation.compare import BATCHES, MOST_VALUES
 from vitshap.explanation import Explanation
 from vitshap.metrics.base import METRICS, MetricResult
 from vitshap.models import MaskedModel
@@ -190,6 +191,23 @@ def test_a_damaged_part_is_found_and_computed_again(
     counting.clear()
     assert repr(evaluate(surrogate, some_digits(6), **how).table()) == repr(whole.table())
     assert counting == []
+
+
+def test_no_more_images_than_a_batch_are_in_memory_at_once(surrogate: MaskedModel, counting: list[str]) -> None:
+    loaded: list[int] = []
+    comparison = prepare(
+        surrogate, some_digits(30), methods={"loo": "leave-one-out"}, metrics=["counted"], classes="all", batch=7
+    )
+    load = comparison.selection.load
+    object.__setattr__(comparison.selection, "load", lambda rows: loaded.append(len(rows)) or load(rows))
+    comparison.run()
+    assert loaded == [7, 7, 7, 7, 2]
+    rows = {f"row {i}": "leave-one-out" for i in range(3)}
+    most = MOST_VALUES // (3 * 16 * 10)
+    assert prepare(surrogate, some_digits(2), methods=rows, classes="all").batch == min(BATCHES["cpu"], most)
+    large = digits_net()
+    large.adapter.num_classes = 400_000  # the values of so many classes allow fewer images at a time
+    assert _batch(large, comparison.rows, comparison.columns, "all") < 7
 
 
 def test_undefined_values_are_counted_and_left_out(surrogate: MaskedModel, counting: list[str]) -> None:

@@ -118,8 +118,8 @@ def test_curves_by_size_count_and_evaluations_are_recognised(evaluation: Evaluat
     assert found["sensitivity-n"].bands["ours"].mean == pytest.approx(by_size.mean(0).numpy())
     assert found["roar, inserted"].bands["ours"].x.tolist() == [1, 3]
     assert found["roar, deleted"].bands["ours"].mean.tolist() == [0, 0]
-    assert found["error"].log
-    assert list(found["error"].bands) == ["explainer"]
+    assert found["error"].log == (True, True)
+    assert list(found["error"].bands) == ["ours"]
 
 
 def test_files_are_written(evaluation: Evaluation, tmp_path: Path) -> None:

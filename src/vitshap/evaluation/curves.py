@@ -45,12 +45,13 @@ def curves(evaluation: Evaluation) -> list[Curves]:
             bands = _bands(evaluation, metric.name, partial(_by_count, field=field))
             charts.append((f"{metric.name}, {field}", (f"patches {field}", "accuracy"), bands))
         if name == "error":
-            labels = ("evaluations per image", "error")
+            labels = ("evaluations per image", "correlation" if metric.higher_is_better else "distance")
             charts.append((f"{metric.name} {better}", labels, _by_evaluations(evaluation, metric.name)))
         for title, (x_label, y_label), bands in charts:
             if bands:
                 baselines = tuple(row.name for row in evaluation.rows if not row.competes)
-                panel = Panel(title, x_label, y_label, bands, baselines, log=x_label.startswith("evaluations"))
+                log = (name == "error", name == "error" and all((band.mean > 0).all() for band in bands.values()))
+                panel = Panel(title, x_label, y_label, bands, baselines, log)
                 found.append(Curves(title.removesuffix(f" {better}"), panel))
     return found
 
@@ -77,7 +78,8 @@ def _counted(evaluation: Evaluation, metric: str) -> list[str]:
         if counts is not None:
             named = evaluation.scores[row.name, metric].items()
             tensors = {name.removeprefix("image."): tensor for name, tensor in named if name.startswith("image.")}
-            return [name for name, tensor in tensors.items() if tensor.ndim == 2 and tensor.shape[1] == len(counts)]
+            found = [name for name, tensor in tensors.items() if tensor.ndim == 2 and tensor.shape[1] == len(counts)]
+            return sorted(found, reverse=True)  # inserted before deleted
     return []
 
 
@@ -89,12 +91,14 @@ def _by_count(evaluation: Evaluation, row: str, metric: str, *, field: str) -> B
 def _by_evaluations(evaluation: Evaluation, metric: str) -> dict[str, Band]:
     """Return the error of rows with the same method as one curve over their numbers of evaluations."""
     found: dict[str, list[tuple[float, float, float]]] = {}
+    kinds = [row.kind for row in evaluation.rows if row.competes]
     for row in evaluation.rows:
         result, used = evaluation.result(row.name, metric), evaluation.shared(row.name, metric, "evaluations")
         if result is None or used is None or not row.competes or result.undefined == len(result.values):
             continue
         low, high = result.interval()
-        found.setdefault(row.kind, []).append((max(float(used[0]), 1.0), result.mean, (high - low) / 2))
+        name = row.kind if kinds.count(row.kind) > 1 else row.name
+        found.setdefault(name, []).append((max(float(used[0]), 1.0), result.mean, (high - low) / 2))
     return {
         kind: Band(*(np.array(numbers) for numbers in zip(*sorted(points), strict=True)))
         for kind, points in found.items()
