@@ -57,6 +57,23 @@ def test_all_formats_hold_the_same_numbers(evaluation: Evaluation) -> None:
         assert mean in text
 
 
+def test_columns_that_do_not_fit_continue_below(evaluation: Evaluation) -> None:
+    table = evaluation.table()
+    console = Console(width=60, file=io.StringIO())
+    console.print(to_terminal(table, TITLE, 60))
+    lines = console.file.getvalue().splitlines()
+    assert sum(line.startswith("│ loo_1") for line in lines) >= 2
+    assert sum("insertion" in line for line in lines) >= 1
+    assert not any("…" in line for line in lines)
+
+
+def test_coverage_of_intervals_by_resampling(evaluation: Evaluation) -> None:
+    table = evaluation.coverage(images=50, repetitions=200)
+    shares = [*table.values("lowest"), *table.values("highest")]
+    assert {row["metric"].value for row in table.rows} == {one.name for one in evaluation.metrics}
+    assert all(0.8 < share <= 1 for share in shares)
+
+
 def test_names_are_escaped(evaluation: Evaluation) -> None:
     table = evaluation.table()
     page = to_html(evaluation, table, TITLE)

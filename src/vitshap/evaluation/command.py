@@ -171,7 +171,7 @@ def _finish(options: Options, loaded: Loaded, data: ImageData, evaluation: Evalu
         ("made", time.strftime("%Y-%m-%d %H:%M")),
     ]
     table = evaluation.table(against=options.against)
-    console.print(to_terminal(table, title), highlight=False)
+    console.print(to_terminal(table, title, console.width), highlight=False)
     write_files(options.out, evaluation, title, against=options.against, facts=facts)
     console.print(f"Report: {options.out / 'report.html'}", highlight=False, soft_wrap=True)
     if options.record and options.bundle is not None:

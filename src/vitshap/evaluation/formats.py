@@ -7,6 +7,7 @@ import io
 import json
 from typing import Any
 
+from rich.console import Group
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
@@ -14,6 +15,8 @@ from vitshap.evaluation.marks import Measured
 from vitshap.evaluation.result import Cell, Evaluation, Heading, Summary
 
 DASH = "-"
+TERMINAL_COLUMN = 21
+"""Characters of a column in a terminal."""
 LEGEND = (
     "Mean and 95 % interval over images. Bold: the interval overlaps the best method's. Grey: it overlaps that of random "
     "scores, or lies on its wrong side."
@@ -53,19 +56,25 @@ def count_text(cell: Cell, images: int) -> str:
     return "" if cell.images == images else f"n = {cell.images:,}"
 
 
-def to_terminal(table: Summary, heading: str) -> TerminalTable:
-    """Return the table for a rich console: value, and below it the difference to the row that it is compared with."""
-    made = TerminalTable(
-        title=heading, title_justify="left", caption="\n".join((LEGEND, *_against(table), *table.notes))
-    )
-    made.caption_justify = "left"
-    made.add_column("method")
-    for one in table.headings:
-        made.add_column(title(one).replace(", ", "\n"), justify="right")
-    for row, cells in table.rows:
-        texts = [_styled(cell, digits_of(table, i), table.images) for i, cell in enumerate(cells)]
-        made.add_row(row.name, *texts)
-    return made
+def to_terminal(table: Summary, heading: str, width: int = 160) -> Group:
+    """Return the table for a rich console: value, and below it the difference to the row that it is compared with.
+
+    Columns that do not fit into ``width`` characters continue in a further table below.
+    """
+    names = max(len(row.name) for row, _ in table.rows)
+    at_once = max(1, (width - names - 4) // TERMINAL_COLUMN)
+    parts = []
+    for start in range(0, len(table.headings), at_once):
+        columns = range(start, min(start + at_once, len(table.headings)))
+        made = TerminalTable(title=None if start else heading, title_justify="left")
+        made.add_column("method", no_wrap=True)
+        for number in columns:
+            made.add_column(title(table.headings[number]).replace(", ", "\n"), justify="right", no_wrap=True)
+        for row, cells in table.rows:
+            texts = [_styled(cells[number], digits_of(table, number), table.images) for number in columns]
+            made.add_row(row.name, *texts)
+        parts.append(made)
+    return Group(*parts, *(Text(line) for line in (LEGEND, *_against(table), *table.notes)))
 
 
 def _styled(cell: Cell | None, digits: int, images: int) -> Text:

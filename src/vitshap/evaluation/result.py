@@ -17,8 +17,10 @@ from torch import Tensor
 
 from vitshap.errors import did_you_mean
 from vitshap.evaluation.marks import Mark, Measured, mark
+from vitshap.experiments.tables import Column, Table
 from vitshap.files import read_json, read_tensors, write_tensors, write_text
 from vitshap.metrics.base import MetricResult
+from vitshap.metrics.intervals import interval_coverage
 
 FORMAT = 1
 RECORD, TENSORS = "evaluation.json", "evaluation.safetensors"
@@ -115,6 +117,33 @@ class Evaluation:
         """Return the same with mean, standard error and interval; images without reference values are left out."""
         values = self.values(row, metric, classes)
         return None if values is None else self._result(metric, values[self._measured(row, metric)])
+
+    def coverage(self, *, images: int = 1000, repetitions: int = 2000) -> Table:
+        """Measure how often the 95 % intervals contain the true mean, by resampling the measured images.
+
+        One row per metric: the smallest and largest share over all methods, for samples of ``images`` images. An interval
+        is honest where the share is near 0.95.
+        """
+        columns = (
+            Column("metric"),
+            Column("classes"),
+            Column("lowest", ".3f"),
+            Column("lowest_of", title="of"),
+            Column("highest", ".3f"),
+        )
+        table = Table(f"coverage of 95 % intervals, samples of {images:,} images", columns)
+        for metric in self.metrics:
+            for classes in ("target", "others"):
+                found: list[tuple[float, str]] = []
+                for row in self.rows:
+                    scores = self.values(row.name, metric.name, classes)
+                    if scores is not None and int((~scores.isnan()).sum()) > 1:
+                        share = interval_coverage(scores, images=images, repetitions=repetitions).share
+                        found.append((share, row.name))
+                if found:
+                    (lowest, of), (highest, _) = min(found), max(found)
+                    table.add(metric=metric.name, classes=classes, lowest=lowest, lowest_of=of, highest=highest)
+        return table
 
     def difference(self, row: str, other: str, metric: str, classes: Classes = "target") -> Measured | None:
         """Return the mean difference of two rows, image by image where both are defined, with its 95 % interval.
