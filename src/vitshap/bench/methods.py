@@ -12,27 +12,10 @@ from vitshap.bench.speed import Arch, Library, build_net, describe, seconds, thr
 from vitshap.experiments.tables import Cell, Column, Table
 from vitshap.methods import method
 from vitshap.models import wrap
+from vitshap.reproduce.paper import printed
 
 REFERENCE = "vanilla-embedding"
 """The method that ratios are to: the gradient of all classes in one vectorised backward pass."""
-PAPER = {
-    "attention-last": 6.8,
-    "attention-rollout": 10.6,
-    "gradcam-ln": 275.9,
-    "gradcam-attention": 275.9,
-    "integrated-gradients-pixel": 1236.8,
-    "integrated-gradients-embedding": 1236.8,
-    "vanilla-pixel": 230.1,
-    "vanilla-embedding": 230.1,
-    "smoothgrad-pixel": 1218.0,
-    "smoothgrad-embedding": 1218.0,
-    "vargrad-pixel": 1218.9,
-    "vargrad-embedding": 1218.9,
-    "lrp": 1551.4,
-    "leave-one-out": 810.0,
-    "rise": 8213.4,
-}
-"""Milliseconds per image of the paper's table of running times: ViT-Base, ImageNette's ten classes, its GPU."""
 METHODS = (
     *(REFERENCE, "vanilla-pixel", "smoothgrad-pixel", "smoothgrad-embedding", "vargrad-pixel", "vargrad-embedding"),
     *("integrated-gradients-pixel", "integrated-gradients-embedding", "attention-last", "attention-rollout"),
@@ -70,7 +53,7 @@ def measure(
             made = method(name, model, **options.get(name, {}))
             spent = seconds(lambda made=made: made(images), device, at_least=0.3, rounds=3) / batch  # type: ignore[misc]
             reference = reference or spent
-            paper = PAPER.get(name)
+            paper = _paper(name)
             asked = {"leave-one-out": model.num_players, "rise": rise_masks}.get(name)
             table.add(
                 method=name,
@@ -81,3 +64,12 @@ def measure(
             )
     table.notes.append("paper: ViT-Base on the authors' GPU, one image at a time")
     return table
+
+
+def _paper(name: str) -> float | None:
+    """Return the paper's milliseconds per image: ViT-Base, ImageNette's ten classes; the same for variants of a method."""
+    family = name.rpartition("-")[0]
+    for row in (name, f"{family}-embedding", f"{family}-pixel", f"{family}-ln"):
+        if number := printed("table-11", row, "milliseconds", data="imagenette", classes="all"):
+            return number.mean
+    return None
