@@ -37,9 +37,9 @@ def options_of(name: str, model: MaskedModel, images: Tensor, folder: Path) -> d
     if name == "error":
         return {"truth": truth.of_images(folder, model, images, budget=60)}
     if name == "randomisation":
-        return {"make": lambda copy: method("leave-one-out", copy)}
+        return {"method": lambda copy: method("leave-one-out", copy)}
     if name == "grid-pointing":
-        return {"explain": method("leave-one-out", model)}
+        return {"method": method("leave-one-out", model)}
     return {"subsets": 30} if name in ("sensitivity-n", "faithfulness") else {}
 
 

@@ -55,7 +55,7 @@ def test_random_values_reach_a_quarter_and_a_perfect_method_one():
         assert all(len(set(row.tolist())) == 4 for row in shown[:, [0, 3, 12, 15]])  # four different classes
         return replace(method("random", model)(pixels, target=target), values=values.float()[..., None])
 
-    found = grid_pointing(model, colours, explanation, labels=labels, explain=perfect)
+    found = grid_pointing(model, colours, explanation, labels=labels, method=perfect)
     assert found.mean == 1
 
 
@@ -78,6 +78,9 @@ def test_too_few_images_are_undefined_and_regression_is_refused():
     images = random_images(model, 3)
     explanation = method("leave-one-out", model)(images)
     assert grid_pointing(model, images, explanation, labels=torch.tensor([0, 1, 2])).undefined == 3
+    more = random_images(model, 5)
+    stored = replace(method("random", model)(more), method="truth")
+    assert grid_pointing(model, more, stored, labels=torch.tensor([0, 1, 2, 3, 0])).undefined == 5
     regression = small_net(output="identity")
     with pytest.raises(ValueError, match="not a regression"):
         grid_pointing(regression, images, method("random", regression)(images))

@@ -6,6 +6,9 @@ import pytest
 import torch
 from scipy import stats
 
+from tests.small_nets import random_images, small_net
+from vitshap.methods import method
+from vitshap.metrics import metric, roar
 from vitshap.metrics.intervals import interval_coverage, mean_interval, mean_intervals, wilson
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -70,3 +73,18 @@ def test_too_few_scores() -> None:
     with pytest.raises(ValueError, match="at least 2 scores"):
         interval_coverage(torch.tensor([1.0]), images=10)
     assert [end.shape for end in mean_intervals(torch.rand(3, 7))] == [(3,), (3,)]
+
+
+def test_coverage_of_measured_scores() -> None:
+    """Scores per image of every metric that has one, resampled."""
+    model = small_net()
+    images = random_images(model, 200)
+    explanation = method("kernelshap", model, budget=40)(images, target="predicted")
+    options = {"sensitivity-n": {"subsets": 40}, "faithfulness": {"subsets": 40}}
+    for name in ("insertion", "deletion", "sensitivity-n", "faithfulness", "saco", "single-patch", "randomisation"):
+        scores = metric(name, **options.get(name, {}))(model, images, explanation).per_image
+        assert 0.93 <= interval_coverage(scores, images=1000, repetitions=2000).share <= 0.97, name
+        assert interval_coverage(scores, images=100, repetitions=2000).share >= 0.92, name
+    for accuracies in roar(model, images, explanation, counts=[1, 4, 8]).inserted.t():
+        for count in (100, 1000):
+            assert interval_coverage(accuracies, images=count, repetitions=2000).share >= 0.92

@@ -1,5 +1,7 @@
 """Randomisation: the user's network stays as it is, the copy does not, and its complexity is that of Quantus."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import timm
@@ -28,7 +30,7 @@ def test_layers_are_randomised_from_the_head_and_the_network_is_left_alone():
     assert found.layers == ("head", "block 1", "block 0", "embedding")
     assert found.similarity.shape == (3, 2, 4)
     assert float(found.similarity[..., -1].abs().mean()) < 0.9
-    at_once = randomisation(model, images, explanation, make=lambda copy: method("leave-one-out", copy))
+    at_once = randomisation(model, images, explanation, method=lambda copy: method("leave-one-out", copy))
     torch.testing.assert_close(at_once.values, found.values)
     assert at_once.layers == ()
     assert not torch.equal(randomisation(model, images, explanation, seed=7).after, found.after)
@@ -57,7 +59,7 @@ def test_similarity_by_hand():
 
         return explain
 
-    found = randomisation(model, images, explanation, make=make, layer_by_layer=True)
+    found = randomisation(model, images, explanation, method=make, layer_by_layer=True)
     assert len(maps) == 4
     for layer, other in enumerate(maps):
         expected = stats.spearmanr(explanation.values[1, :, 3], other.values[1, :, 3]).statistic
@@ -87,13 +89,39 @@ def test_groups_of_weights_are_complete():
         assert sorted(grouped) == sorted(id(p) for p in model.net.parameters())
 
 
+def test_the_model_of_the_method_is_randomised():
+    surrogate, classifier = small_net(), small_net()
+    with torch.no_grad():
+        classifier.net.classifier.weight.mul_(-1)
+    images = random_images(surrogate, 2)
+    made = method("leave-one-out", classifier)
+    found = randomisation(surrogate, images, made(images), method=made, layer_by_layer=True)
+    expected = randomisation(classifier, images, made(images), layer_by_layer=True)
+    assert torch.equal(found.similarity, expected.similarity)
+    head_only = randomisation(surrogate, images, made(images), layer_by_layer=True).similarity[..., :1]
+    assert torch.equal(
+        head_only, expected.similarity[..., :1]
+    )  # they differ in the head alone, which is random by then
+
+
+def test_a_trained_explainer_and_stored_values_have_no_other_model():
+    model = small_net()
+    images = random_images(model, 2)
+    explainer = Explainer(model)
+    for found in (
+        randomisation(model, images, explainer(images), method=explainer),
+        randomisation(model, images, explainer(images)),
+        randomisation(model, images, replace(method("random", model)(images), method="truth"), layer_by_layer=True),
+    ):
+        assert found.undefined == 2
+        assert found.layers == ()
+
+
 def test_what_it_refuses():
     model = small_net()
     images = random_images(model, 2)
-    explained = Explainer(model)(images)
-    with pytest.raises(ValueError, match="give make= a function that returns a method for any model"):
-        randomisation(model, images, explained)
+    explained = method("random", model)(images)
     with pytest.raises(ValueError, match="give it the same players"):
-        randomisation(model, images, explained, make=lambda copy: method("random", copy, players=2))
+        randomisation(model, images, explained, method=lambda copy: method("random", copy, players=2))
     with pytest.raises(ValueError, match="at least 2 bins, got 1"):
         randomisation(model, images, explained, bins=1)

@@ -21,8 +21,8 @@ def by_hand(model, image, values, c, groups, players=None):
     drops, sums = [], []
     for part in parts:
         kept = torch.tensor([[i not in part for i in range(game.num_players)]])
-        drops.append(full - float(game(kept)[0, 0, c]))
-        sums.append(sum(float(values[i]) for i in part))
+        drops.append((full - float(game(kept)[0, 0, c])) / len(part))
+        sums.append(sum(float(values[i]) for i in part) / len(part))
     signed, total = 0.0, 0.0
     for i, j in combinations(range(groups), 2):
         weight = abs(sums[i] - sums[j])
@@ -60,9 +60,13 @@ def test_an_additive_game_in_its_own_order_is_one():
 def test_random_values_are_zero_on_average():
     model = additive_model(4, 4, outputs=1)
     images = random_images(model, 300)
-    noise = explain(model, images, torch.randn(300, 16, 1, generator=torch.Generator().manual_seed(3)))
-    found = saco(model, images, noise)
-    assert abs(found.mean) < 4 * found.stderr
+    # also if all are positive, and groups have one or two players
+    for noise in (
+        torch.randn(300, 16, 1, generator=torch.Generator().manual_seed(3)),
+        torch.rand(300, 16, 1, generator=torch.Generator().manual_seed(4)) + 1,
+    ):
+        found = saco(model, images, explain(model, images, noise))
+        assert abs(found.mean) < 4 * found.stderr
 
 
 def test_constant_values_and_images_with_fewer_players():

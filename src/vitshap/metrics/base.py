@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitshap.explanation import Explanation
 from vitshap.game import Game
-from vitshap.methods import ExplainableModel
+from vitshap.methods import ExplainableModel, MethodLike, list_methods, method
 from vitshap.metrics.intervals import LEVEL, mean_interval
 from vitshap.players import Players
 from vitshap.registry import Registry
@@ -144,6 +144,17 @@ def check_matches(surrogate: ExplainableModel, pixels: Tensor, explanation: Expl
         raise ValueError(f"the explanation has {known} classes, the surrogate {surrogate.num_classes}")
     if explanation.grid != tuple(surrogate.adapter.grid):
         raise ValueError(f"the explanation has a grid of {explanation.grid}, the surrogate {surrogate.adapter.grid}")
+
+
+def named_method(explanation: Explanation, model: ExplainableModel, /) -> MethodLike | None:
+    """Return the method that made the explanation, with default options and its players, for a model.
+
+    None if the explanation's method has no such name, or needs more than a model, as a trained explainer does.
+    """
+    if explanation.method not in list_methods() or explanation.method == "explainer":
+        return None
+    shared = {} if explanation.players.shape[0] > 1 else {"players": explanation.players}
+    return method(explanation.method, model, **shared)
 
 
 def own_classes(labels: Tensor, model: ExplainableModel, /) -> Tensor:

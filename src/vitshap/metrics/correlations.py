@@ -107,7 +107,6 @@ def coalition_responses(
     surrogate: ExplainableModel,
     images: Any,
     metric_name: ResponseMetric,
-    /,
     *,
     players: PlayersLike | None = None,
     seed: int = 0,
@@ -285,7 +284,10 @@ def _block(
         some = responses[rows].coalitions[..., block, :]
         outputs = responses[rows].of(part.classes, block)
         some = some.to(outputs.device)
-    sums = (some.double() @ part.values.to(outputs.device).double()).transpose(1, 2)  # [B, T, S]
+    values = part.values.to(outputs.device).double().transpose(1, 2)  # [B, T, d]
+    members = some.double().transpose(-1, -2)  # [d, S] or [B, d, S]
+    # one product of two matrices if the coalitions are shared: expanding them over images would need much memory
+    sums = (values.flatten(0, 1) @ members).view(outputs.shape) if members.ndim == 2 else values @ members  # [B, T, S]
     return correlate(sums, outputs, kind)
 
 

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from vitshap.explanation import Explanation
 from vitshap.methods import ExplainableModel
-from vitshap.metrics.base import MetricResult, check_matches, own_classes, predicted_classes
-from vitshap.metrics.randomisation import default_factory
+from vitshap.metrics.base import MetricResult, check_matches, named_method, own_classes, predicted_classes
 from vitshap.players import Players
 
 
@@ -27,16 +26,16 @@ def grid_pointing(
     /,
     *,
     labels: Tensor | None = None,
-    explain: Callable[..., Explanation] | None = None,
+    method: Callable[..., Explanation] | None = None,
     seed: int = 0,
 ) -> MetricResult:
     """Return the share of the positive values in the right quarter of a mosaic; higher is better.
 
     Of each image those explained classes count that are its own (``own_classes`` of ``labels``; None: what the explained
     model predicted). The three other images are drawn from those that are not of this class: of three different classes if
-    there are that many. Images are scaled down by two. ``explain``: the method, made for its model; None: the
-    explanation's method with its default options, for the surrogate. It is undefined without three other images, and
-    where no value is positive.
+    there are that many. Images are scaled down by two. ``method``: the one that made the explanation; None: the method
+    of the explanation's name with its default options, for the surrogate. It is undefined without three other images,
+    where no value is positive, and for stored values.
     """
     if surrogate.output == "identity":
         raise ValueError("the grid pointing game needs images of different classes, not a regression")
@@ -44,7 +43,7 @@ def grid_pointing(
     check_matches(surrogate, pixels, explanation)
     labels = predicted_classes(explanation.prediction, surrogate) if labels is None else labels
     own = own_classes(labels, surrogate)  # [B, K]
-    explain = default_factory(explanation)(surrogate) if explain is None else explain
+    explain = named_method(explanation, surrogate) if method is None else method
     generator = torch.Generator().manual_seed(seed)
     places = own.gather(1, explanation.classes).nonzero().tolist()  # (image, column) whose class is the image's own
     kinds = torch.unique(own, dim=0, return_inverse=True)[1]  # [B]: images with the same classes are of one kind
@@ -54,10 +53,11 @@ def grid_pointing(
         if others is not None:
             games.append((image, column, others))
     values = torch.full(explanation.classes.shape, torch.nan, dtype=torch.float64)
-    for start in range(0, len(games), len(pixels)):  # as many mosaics at a time as there are images
+    for start in range(0, len(games) if explain else 0, len(pixels)):  # as many mosaics at a time as there are images
         some = games[start : start + len(pixels)]
         shown, columns, three = (torch.tensor(part) for part in zip(*some, strict=True))
         quarter = torch.randint(4, (len(some),), generator=generator)
+        assert explain is not None
         found = explain(mosaics(pixels, shown, three, quarter), target=explanation.classes[shown, columns])
         values[shown, columns] = share_in_quarter(found, quarter)
     return MetricResult(

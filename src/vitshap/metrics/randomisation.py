@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from vitshap.explanation import Explanation
-from vitshap.methods import ExplainableModel, method
-from vitshap.metrics.base import MetricResult, check_matches
+from vitshap.methods import ExplainableModel, Method, MethodLike
+from vitshap.metrics.base import MetricResult, check_matches, named_method
 from vitshap.metrics.statistics import correlate, is_constant
 
-MethodFactory: TypeAlias = Callable[[Any], Callable[..., Explanation]]
+MethodFactory: TypeAlias = Callable[[Any], Any]
 """From a model to a method made for it."""
 BINS = 100
 
@@ -46,32 +47,37 @@ def randomisation(
     explanation: Explanation,
     /,
     *,
-    make: MethodFactory | None = None,
+    method: MethodLike | MethodFactory | None = None,
     layer_by_layer: bool = False,
     bins: int = BINS,
     seed: int = 0,
 ) -> Randomisation:
     """Explain the images again with random weights; higher is better: the map becomes more complex.
 
-    ``surrogate``: the model that was explained. ``make``: a function from a model to the method that explains it; None: the
-    explanation's method with its default options. ``layer_by_layer``: randomise the head first, then each block before
-    it, and explain after every step.
+    ``method``: the method that made the explanation, of whose model a copy is randomised; or a function from a model to a
+    method, which is given a copy of ``surrogate``; None: the method of the explanation's name with its default options.
+    ``layer_by_layer``: randomise the head first, then each block before it, and explain after every step. It is undefined
+    for a trained explainer, which explains the surrogate that it was trained for only, and for stored values.
     """
     pixels = surrogate.prepare(images).pixels
     check_matches(surrogate, pixels, explanation)
     if bins < 2:
         raise ValueError(f"a histogram needs at least 2 bins, got {bins}")
-    factory = default_factory(explanation) if make is None else make
-    model = copy.deepcopy(surrogate)
-    groups = weight_groups(model)
-    similarity, found = [], None
-    for number, (_, modules) in enumerate(groups):
-        _randomise(modules, seed + number)
-        if layer_by_layer or number == len(groups) - 1:
+    before = complexity(explanation.values, explanation.player_mask, bins)
+    made = _model_and_factory(method, explanation, surrogate)
+    layers, similarity, after = [], [], torch.full_like(before, torch.nan)
+    if made is not None:
+        model, factory = copy.deepcopy(made[0]), made[1]
+        groups = weight_groups(model)
+        for number, (name, modules) in enumerate(groups):
+            _randomise(modules, seed + number)
+            if not layer_by_layer and number < len(groups) - 1:
+                continue
             found = _again(factory, model, pixels, explanation)
-            similarity.append(_similarity(explanation, found))
-    assert found is not None
-    before, after = (complexity(one, explanation.player_mask, bins) for one in (explanation.values, found.values))
+            after = complexity(found.values, explanation.player_mask, bins)
+            if layer_by_layer:
+                layers.append(name)
+                similarity.append(_similarity(explanation, found))
     return Randomisation(
         metric="randomisation",
         values=(after - before) / before,
@@ -80,20 +86,20 @@ def randomisation(
         class_specific=explanation.class_specific,
         before=before,
         after=after,
-        layers=tuple(name for name, _ in groups) if layer_by_layer else (),
-        similarity=torch.stack(similarity, 2) if layer_by_layer else before.new_empty(*before.shape, 0),
+        layers=tuple(layers),
+        similarity=torch.stack(similarity, 2) if similarity else before.new_empty(*before.shape, 0),
     )
 
 
-def default_factory(explanation: Explanation) -> MethodFactory:
-    """Return the factory of the method that made the explanation, with the explanation's players."""
-    if explanation.method == "explainer":
-        raise ValueError(
-            "a trained explainer explains the surrogate it was trained for only: give make= a function that returns a "
-            "method for any model"
-        )
-    shared = {} if explanation.players.shape[0] > 1 else {"players": explanation.players}
-    return lambda model: method(explanation.method, model, **shared)
+def _model_and_factory(
+    method: MethodLike | MethodFactory | None, explanation: Explanation, surrogate: ExplainableModel
+) -> tuple[ExplainableModel, MethodFactory] | None:
+    """Return the model to be randomised and how a method is made for it; None if it cannot be made for another model."""
+    if method is None:
+        return None if named_method(explanation, surrogate) is None else (surrogate, partial(named_method, explanation))
+    if isinstance(method, Method):
+        return method.model, lambda model: replace(method, model=model)
+    return None if hasattr(method, "samples") else (surrogate, method)
 
 
 def complexity(values: Tensor, player_mask: Tensor | None = None, bins: int = BINS) -> Tensor:
@@ -148,7 +154,7 @@ def _randomise(modules: list[nn.Module], seed: int) -> None:
 
 
 def _again(factory: MethodFactory, model: Any, pixels: Tensor, explanation: Explanation) -> Explanation:
-    found = factory(model)(pixels, target=explanation.classes)
+    found: Explanation = factory(model)(pixels, target=explanation.classes)
     if found.values.shape != explanation.values.shape:
         given, wanted = list(found.values.shape), list(explanation.values.shape)
         raise ValueError(

@@ -74,7 +74,6 @@ def removal_quality(
     models: Mapping[str, MaskedModel],
     images: Any,
     labels: Tensor,
-    /,
     *,
     counts: Sequence[int] | None = None,
     seed: int = 0,

@@ -26,9 +26,10 @@ def saco(
     """Compare groups of players: do those of larger value lower the output more when they are withheld?
 
     Players are divided by rank into ``groups`` of equal number (up to one player). Every pair of groups counts the
-    difference of the sums of their values: positively if the drops of the output have the same order, else negatively;
-    the result is divided by the sum of absolute differences. 1: every order is right, -1: every order is wrong. It is
-    undefined for values that are all equal.
+    difference of their values: positively if the drops of the output have the same order, else negatively; the result is
+    divided by the sum of absolute differences. 1: every order is right, -1: every order is wrong. Values and drops of a
+    group are divided by its number of players, since a group of one more player would have more of both. It is undefined
+    for values that are all equal.
     """
     if groups < 2:
         raise ValueError(f"saco compares groups of players: groups is at least 2, got {groups}")
@@ -48,12 +49,13 @@ def saco(
     drop = game.grand.double().gather(1, classes)[..., None] - without
     values = explanation.values.to(game.device).double()
     group = group.expand_as(values)
-    sums = torch.zeros(len(values), made + 1, values.shape[2], dtype=torch.float64, device=game.device)
-    sums = sums.scatter_add(1, group, values)[:, :made].transpose(1, 2)  # [B, T, groups]
-    exists = number.to(game.device) < count.clamp(max=made)[:, 0]  # [B, groups]
-    score = _coefficient(sums, drop, exists[:, None])
-    present = torch.ones((), dtype=torch.bool) if explanation.player_mask is None else explanation.player_mask[:, None]
-    constant = is_constant(explanation.values.transpose(1, 2), present.expand_as(explanation.values.transpose(1, 2)))
+    none = torch.zeros(len(values), made + 1, values.shape[2], dtype=torch.float64, device=game.device)
+    sums, sizes = (
+        none.scatter_add(1, group, part)[:, :made].transpose(1, 2) for part in (values, torch.ones_like(values))
+    )  # [B, T, groups]
+    score = _coefficient(sums / sizes.clamp(min=1), drop / sizes.clamp(min=1), sizes > 0)
+    present = None if explanation.player_mask is None else explanation.player_mask[:, None]
+    constant = is_constant(explanation.values.transpose(1, 2), present)
     return MetricResult(
         metric="saco",
         values=score.cpu().masked_fill(constant, torch.nan),
@@ -63,9 +65,9 @@ def saco(
     )
 
 
-def _coefficient(sums: Tensor, drop: Tensor, exists: Tensor) -> Tensor:
-    """Return the coefficient ``[B, T]`` of groups with these sums of values and drops of the output, ``[B, T, G]``."""
-    difference = sums[..., :, None] - sums[..., None, :]  # [B, T, G, G]: every pair twice
+def _coefficient(value: Tensor, drop: Tensor, exists: Tensor) -> Tensor:
+    """Return the coefficient ``[B, T]`` of groups with these values and drops of the output, ``[B, T, G]``."""
+    difference = value[..., :, None] - value[..., None, :]  # [B, T, G, G]: every pair twice
     agrees = difference * (drop[..., :, None] - drop[..., None, :]) >= 0
     weight = (difference.abs() * (exists[..., :, None] & exists[..., None, :])).flatten(2)
     signed = torch.where(agrees.flatten(2), weight, -weight).sum(2)
