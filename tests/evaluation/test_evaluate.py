@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,10 +16,12 @@ import torch
 from torch import Tensor
 
 import vitshap
+from tests.evaluation import two_processes
 from tests.evaluation.small import digits_explainer, digits_net, some_digits
 from vitshap.estimators import truth
-from vitshap.evaluation import Evaluation, evaluate, prepare
+from vitshap.evaluation import Evaluation, _batch, evaluate, prepare
 from vitshap.evaluation.columns import Column
+from vitshap.evaluation.compare import BATCHES, MOST_VALUES
 from vitshap.explanation import Explanation
 from vitshap.metrics.base import METRICS, MetricResult
 from vitshap.models import MaskedModel
@@ -190,6 +193,23 @@ def test_a_damaged_part_is_found_and_computed_again(
     assert counting == []
 
 
+def test_no_more_images_than_a_batch_are_in_memory_at_once(surrogate: MaskedModel, counting: list[str]) -> None:
+    loaded: list[int] = []
+    comparison = prepare(
+        surrogate, some_digits(30), methods={"loo": "leave-one-out"}, metrics=["counted"], classes="all", batch=7
+    )
+    load = comparison.selection.load
+    object.__setattr__(comparison.selection, "load", lambda rows: loaded.append(len(rows)) or load(rows))
+    comparison.run()
+    assert loaded == [7, 7, 7, 7, 2]
+    rows = {f"row {i}": "leave-one-out" for i in range(3)}
+    most = MOST_VALUES // (3 * 16 * 10)
+    assert prepare(surrogate, some_digits(2), methods=rows, classes="all").batch == min(BATCHES["cpu"], most)
+    large = digits_net()
+    large.adapter.num_classes = 400_000  # the values of so many classes allow fewer images at a time
+    assert _batch(large, comparison.rows, comparison.columns, "all") < 7
+
+
 def test_undefined_values_are_counted_and_left_out(surrogate: MaskedModel, counting: list[str]) -> None:
     found = evaluate(
         surrogate, some_digits(COUNT), methods={"loo": "leave-one-out"}, metrics=["counted"], target="label"
@@ -309,18 +329,27 @@ def test_columns_are_read_with_their_definition(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_two_processes_give_the_table_of_one(tmp_path: Path) -> None:
-    tables = []
-    for count in (1, 2):
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
-        command = [*launch, str(Path(__file__).parent / "two_processes.py"), str(tmp_path / str(count))]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-        }
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr
-        tables.append([json.loads((tmp_path / str(count) / f"{rank}.json").read_text()) for rank in range(count)])
-    [[one], [first, second]] = tables
+    program = [sys.executable, str(Path(__file__).parent / "two_processes.py")]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    kept |= {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    together = {**kept, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    started = [
+        subprocess.Popen(
+            [*program, str(tmp_path / "two")],
+            env={**together, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for process in started:
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+    two_processes.compare(tmp_path / "one")
+    one, first, second = (
+        json.loads((tmp_path / name).read_text()) for name in ("one/0.json", "two/0.json", "two/1.json")
+    )
     assert one == first == second

@@ -185,5 +185,6 @@ def _batch(surrogate: MaskedModel, rows: Sequence[Row], columns: Sequence[Column
     """Return images at a time: fewer if what a batch needs in memory would be large."""
     explained = surrogate.num_classes if classes == "all" else 1
     responses = RESPONSES if any("responses" in column.needs for column in columns) else 0
-    most = MOST_VALUES // (explained * max(surrogate.num_players * len(rows), responses))
+    explanations = sum(max(len(row.methods), 1) for row in rows)
+    most = MOST_VALUES // (explained * max(surrogate.num_players * explanations, responses))
     return max(1, min(BATCHES[surrogate.device.type], most))

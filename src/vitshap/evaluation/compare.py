@@ -26,6 +26,7 @@ from vitshap.evaluation.store import Store, digest, tensor_digest
 from vitshap.explanation import Explanation
 from vitshap.methods import MethodLike
 from vitshap.models import MaskedModel
+from vitshap.models.base import net_device_dtype
 from vitshap.players import Players
 from vitshap.training import processes
 from vitshap.training.values.store import Evaluator
@@ -196,22 +197,38 @@ class Comparison:
         shared: dict[str, Any],
     ) -> dict[str, Tensor]:
         """Compute one metric of one row on some images of a batch; the mean over seeds, where there are several."""
-        targets, pixels = self.selection.targets[places[rows]], self._pixels(explanations.part, rows)
+        targets = self.selection.targets[places[rows]]
+        model, pixels = self._evaluated(row, column, explanations.part, rows)
         results = []
         for explanation, method in explanations.of(row):
             some = some_images(explanation, rows)
             supplied = self._supplied(column, pixels, places[rows], some, method, shared)
-            kept = per_image(
-                column(self.evaluate.model, pixels, some, supplied), targets, others=self._explains_others(row)
-            )
+            try:
+                result = column(model, pixels, some, supplied)
+            except ValueError as error:
+                raise ValueError(f"{column.name}, {row.name}: {error}") from error
+            kept = per_image(result, targets, others=self._explains_others(row))
             kept["image.constant"] = constant_images(some, targets).double()
             kept["shared.seconds"] = torch.tensor([explanation.seconds], dtype=torch.float64)
             kept["shared.evaluations"] = torch.tensor([float(explanation.evaluations)], dtype=torch.float64)
             results.append(kept)
         return mean_over(results)
 
-    def _pixels(self, part: Part, rows: Tensor) -> Tensor:
-        return part.pixels[rows.to(part.pixels.device)].to(self.evaluate.dtype)
+    def _evaluated(self, row: Row, column: Column, part: Part, rows: Tensor) -> tuple[MaskedModel, Tensor]:
+        """Return the surrogate as metrics evaluate it, and some images; a metric that explains other images gets both in
+        the precision of the method's model."""
+        if "method" not in column.needs:
+            pixels = part.pixels[rows.to(part.pixels.device)]
+            return self.evaluate.model, pixels.to(self.evaluate.dtype)
+        pixels = part.explained if row.runs_on == "classifier" else part.pixels
+        return self.surrogate, pixels[rows.to(pixels.device)].to(net_device_dtype(self.surrogate.net)[1])
+
+    def _labels(self, places: Tensor) -> Tensor | None:
+        """Return labels as metrics read them, None: what was predicted. A single probability has the labels 0 and 1."""
+        if self.surrogate.output == "softmax":
+            return self.selection.targets[places]
+        known = self.selection.labels if self.target == "label" and self.surrogate.num_classes == 1 else None
+        return None if known is None else known[places]
 
     def _supplied(
         self,
@@ -225,7 +242,7 @@ class Comparison:
         """Return what the metric needs besides the explanation; ``shared`` keeps what other methods need too."""
         supplied: dict[str, Any] = {}
         if "labels" in column.needs:
-            supplied["labels"] = self.selection.targets[places]
+            supplied["labels"] = self._labels(places)
         if "method" in column.needs and method is not None:
             supplied["method"] = method
         if "truth" in column.needs:
@@ -282,7 +299,8 @@ class Comparison:
                 explanation, method = next(iter(explanations.of(one)))
                 clock.append(time.perf_counter())
                 some = some_images(explanation, rows)
-                self._supplied(column, self._pixels(part, rows), places[rows], some, method, shared)
+                pixels = self._evaluated(row, column, part, rows)[1]
+                self._supplied(column, pixels, places[rows], some, method, shared)
                 clock.append(time.perf_counter())
                 self._measure(one, column, explanations, places, rows, shared)
                 clock.append(time.perf_counter())

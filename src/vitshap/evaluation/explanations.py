@@ -40,7 +40,7 @@ class Explanations:
         self.part, self.targets = part, targets
         self._surrogate, self._others, self._describe = surrogate, others, describe
         self._store, self._truth = store, truth
-        self._kept: dict[str, Explanation] = {}
+        self._kept: dict[tuple[str, int], Explanation] = {}
 
     def of(self, row: Row) -> Iterator[tuple[Explanation, MethodLike | None]]:
         """Yield the explanation of every seed, one for most methods, with the method that made it."""
@@ -48,13 +48,12 @@ class Explanations:
             assert self._truth is not None
             truth, places = self._truth
             yield explanation_of_truth(truth, places.clamp(min=0), self._target(row), self._surrogate), None
-        elif len(row.methods) > 1:
-            for method in row.methods:  # random scores cost nothing: they are not kept
-                yield self._explain(row, method), method
-        else:
-            if row.name not in self._kept:
-                self._kept[row.name] = self._stored(row)
-            yield self._kept[row.name], row.methods[0]
+            return
+        for number, method in enumerate(row.methods):
+            key = (row.name, number)
+            if key not in self._kept:  # random scores of several seeds cost less than reading them
+                self._kept[key] = self._stored(row) if len(row.methods) == 1 else self._explain(row, method)
+            yield self._kept[key], method
 
     def _target(self, row: Row) -> Tensor | None:
         return None if self._others(row) else self.targets[:, None]

@@ -44,8 +44,8 @@ def digits_of(table: Summary, column: int) -> int:
         return 3
     if max(abs(one.mean) for one in shown) >= 100:
         return 1
-    widths = sorted((one.high - one.low) / 2 for one in shown if one.high > one.low)
-    return 4 if widths and widths[len(widths) // 2] < 0.001 else 3
+    narrowest = min(((one.high - one.low) / 2 for one in shown if one.high > one.low), default=1.0)
+    return 4 if narrowest < 0.001 else 3
 
 
 def count_text(cell: Cell, images: int) -> str:

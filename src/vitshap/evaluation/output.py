@@ -38,7 +38,7 @@ def write_files(
         write_text(folder / name, text)
     for one in curves(evaluation):
         figure = plots.comparison_figure([one.panel])
-        plots.save(figure, folder / f"{re.sub('[^a-z0-9-]+', '-', one.metric.lower())}.png")
+        plots.save(figure, folder / f"{re.sub('[^a-z0-9-]+', '-', one.name.lower())}.png")
 
 
 def figures(evaluation: Evaluation) -> dict[str, float]:

@@ -24,10 +24,11 @@ from vitshap.plots import SOFTWARE, Band, Panel
 
 COLOURS = 10
 WIDE, HIGH = 440, 280
-LEFT, RIGHT, TOP, BOTTOM = 46, 8, 8, 42
+LEFT, RIGHT, TOP, BOTTOM = 62, 8, 8, 42
 """Size of a chart and of the space around its axes."""
 _MINUS = "\N{MINUS SIGN}"
-_EXPLAINS = {"classifier": "explains the classifier", "surrogate": "explains the surrogate", "itself": ""}
+_SHOWN = 32
+"""Characters of a fact that are shown: the start of a hash identifies it."""
 
 
 @lru_cache
@@ -109,10 +110,10 @@ def _column_class(table: Summary, number: int) -> str:
 
 
 def _row(number: int, row: RowInfo, cells: Sequence[Cell | None], table: Summary) -> str:
-    about = _EXPLAINS[row.runs_on] if row.competes else "yardstick"
-    small = f"<small>{escape(about)}</small>" if about else ""
+    mixed = len({one.runs_on for one, _ in table.rows if one.competes and one.runs_on != "itself"}) > 1
+    small = f"<small>of the {row.runs_on}</small>" if mixed and row.runs_on != "itself" and row.competes else ""
     shown = "".join(_cell(cell, table, i, table.headings[i]) for i, cell in enumerate(cells))
-    kind = "" if row.competes else ' class="yardstick"'
+    kind = "" if row.competes else ' class="baseline"'
     return f'<tr data-row="{number}"{kind}><th scope="row">{escape(row.name)}{small}</th>{shown}</tr>'
 
 
@@ -144,7 +145,7 @@ def _facts(evaluation: Evaluation) -> list[tuple[str, str]]:
         "surrogate": "surrogate's weights (SHA-256)",
         "classifier": "classifier's weights (SHA-256)",
     }
-    return [(words, str(about[name])) for name, words in names.items() if about.get(name) is not None]
+    return [(words, str(about[name])[:_SHOWN]) for name, words in names.items() if about.get(name) is not None]
 
 
 def _charts(evaluation: Evaluation, drawn: Sequence[Curves]) -> str:
@@ -174,7 +175,7 @@ def _looks(names: Sequence[str], baselines: Sequence[str]) -> dict[str, tuple[st
     looks, number = {}, 0
     for name in names:
         if name in baselines:
-            looks[name] = ("var(--base)", "yard" if name == baselines[0] else "dotted")
+            looks[name] = ("var(--base)", "baseline-line" if name == baselines[0] else "dotted")
         else:
             style = ("", "dashed", "dotted")[number // COLOURS % 3]
             looks[name] = (f"var(--c{number % COLOURS})", style)
@@ -184,30 +185,29 @@ def _looks(names: Sequence[str], baselines: Sequence[str]) -> dict[str, tuple[st
 
 def _chart(panel: Panel, names: Sequence[str], looks: dict[str, tuple[str, str]]) -> str:
     everything = list(panel.bands.values())
-    x_ticks = _ticks(np.concatenate([band.x for band in everything]), log=panel.log)
+    places = np.concatenate([band.x for band in everything])
     ends = np.concatenate([one for band in everything for one in (band.mean - band.half, band.mean + band.half)])
-    if panel.log:
+    if panel.log[1]:
         ends = np.concatenate([band.mean for band in everything])
-    y_ticks = _ticks(ends, log=panel.log)
-    x_scale = _Scale(x_ticks, np.concatenate([band.x for band in everything]), LEFT, WIDE - RIGHT, log=panel.log)
-    y_scale = _Scale(y_ticks, ends, HIGH - BOTTOM, TOP, log=panel.log)
+    elif panel.y_label.startswith(("probability", "accuracy")):
+        ends = ends.clip(0, 1)
+    x_ticks, y_ticks = (_ticks(values, log=log) for values, log in zip((places, ends), panel.log, strict=True))
+    x_scale = _Scale(x_ticks, places, LEFT, WIDE - RIGHT, log=panel.log[0])
+    y_scale = _Scale(y_ticks, ends, HIGH - BOTTOM, TOP, log=panel.log[1])
     lines = "".join(
         _line(name, band, names.index(name), looks[name], x_scale, y_scale) for name, band in panel.bands.items()
     )
     x_middle, y_middle = (LEFT + WIDE - RIGHT) / 2, (TOP + HIGH - BOTTOM) / 2
     ticks = "".join(
-        f'<path class="axis" d="M{LEFT} {y_scale(at):.1f}H{WIDE - RIGHT}"/><text x="{LEFT - 6}" y="{y_scale(at) + 4:.1f}" '
-        f'text-anchor="end">{_number(at)}</text>'
+        f'<path class="axis" d="M{LEFT} {y_scale(at):.1f}H{WIDE - RIGHT}"/><text x="{LEFT - 8}" y="{y_scale(at) + 4:.1f}" '
+        f'class="end">{_number(at)}</text>'
         for at in y_ticks
-    ) + "".join(
-        f'<text x="{x_scale(at):.1f}" y="{HIGH - BOTTOM + 16}" text-anchor="middle">{_number(at)}</text>'
-        for at in x_ticks
-    )
+    ) + "".join(f'<text x="{x_scale(at):.1f}" y="{HIGH - BOTTOM + 16}">{_number(at)}</text>' for at in x_ticks)
     described = escape(f"{panel.title}: {panel.y_label} against {panel.x_label}, for {', '.join(panel.bands)}")
     return (
         f'<svg viewBox="0 0 {WIDE} {HIGH}" role="img" aria-label="{described}">{ticks}{lines}'
-        f'<text x="{x_middle:.0f}" y="{HIGH - 6}" text-anchor="middle">{escape(panel.x_label)}</text>'
-        f'<text transform="translate(11 {y_middle:.0f}) rotate(-90)" text-anchor="middle">{escape(panel.y_label)}</text>'
+        f'<text x="{x_middle:.0f}" y="{HIGH - 6}">{escape(panel.x_label)}</text>'
+        f'<text transform="translate(11 {y_middle:.0f}) rotate(-90)">{escape(panel.y_label)}</text>'
         "</svg>"
     )
 

@@ -28,6 +28,7 @@ Classes: TypeAlias = Literal["target", "others"]
 """The explained class of each image, or the mean over its other classes."""
 RANDOM, TRUTH = "random", "truth"
 SEPARATOR = "\x1f"
+_MODELS = ("classifier", "surrogate")
 
 
 class RowInfo(NamedTuple):
@@ -42,7 +43,7 @@ class RowInfo(NamedTuple):
 
     @property
     def competes(self) -> bool:
-        """Whether it is a method that is compared, and no yardstick."""
+        """Whether it is a method that is compared, and not what others are compared with."""
         return self.kind not in (RANDOM, TRUTH)
 
 
@@ -265,14 +266,15 @@ class Evaluation:
 
     def _notes(self, headings: Sequence[Heading], rows: Sequence[tuple[RowInfo, Sequence[Cell | None]]]) -> list[str]:
         notes = [str(self.about["note"])] if self.about.get("note") else []
-        if self.about.get("classifier") is None and any(
-            row.runs_on == "surrogate" and row.competes for row in self.rows
-        ):
-            notes.append("No classifier was given: methods other than the explainer explain the surrogate.")
-        elif any(row.runs_on == "classifier" for row in self.rows):
+        on = {model: [row.name for row in self.rows if row.runs_on == model and row.competes] for model in _MODELS}
+        if on["classifier"] and on["surrogate"]:
+            notes.append(f"{', '.join(on['surrogate'])}: of the surrogate; other methods explain the classifier.")
+        elif on["classifier"]:
             notes.append(
-                "Methods other than the explainer explain the classifier; every metric is measured with the surrogate."
+                "Methods other than the explainer explain the classifier; metrics are measured with the surrogate."
             )
+        elif on["surrogate"] and self.about.get("classifier") is None:
+            notes.append("No classifier was given: methods other than the explainer explain the surrogate.")
         for number, heading in enumerate(headings):
             for row, cells in rows:
                 cell = cells[number]

@@ -54,8 +54,8 @@ class Panel:
     bands: Mapping[str, Band]
     baselines: Sequence[str] = ()
     """Names that are drawn in grey: random scores, reference values."""
-    log: bool = False
-    """Whether both axes are logarithmic."""
+    log: tuple[bool, bool] = (False, False)
+    """Whether the horizontal and the vertical axis are logarithmic."""
 
 
 def average_curves(insertion: Mapping[str, Band], deletion: Mapping[str, Band], *, title: str = "") -> Figure:
@@ -96,7 +96,7 @@ def removal_curves(divergence: Mapping[str, Band], accuracy: Mapping[str, Band],
 
 def error_curves(bands: Mapping[str, Band], *, title: str = "", y_label: str = "distance") -> Figure:
     """Draw the distance from reference values against evaluations per image, on logarithmic axes."""
-    return comparison_figure([Panel("Error", "evaluations per image", y_label, bands, log=True)], title=title)
+    return comparison_figure([Panel("Error", "evaluations per image", y_label, bands, log=(True, True))], title=title)
 
 
 def comparison_figure(panels: Sequence[Panel], *, title: str = "") -> Figure:
@@ -133,8 +133,7 @@ def _draw(axes: Axes, panel: Panel) -> list[Artist]:
         marker = "o" if len(x) <= 16 else ""
         handles += axes.plot(x, mean, color=colour, linestyle=style, linewidth=1.5, marker=marker, markersize=3)
         axes.fill_between(x, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
-    if panel.log:
-        axes.set(xscale="log", yscale="log")
+    axes.set(**{name: "log" for name, on in zip(("xscale", "yscale"), panel.log, strict=True) if on})
     return handles
 
 
