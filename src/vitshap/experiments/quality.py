@@ -24,7 +24,6 @@ from vitshap.explainers import Explainer
 from vitshap.methods import method
 from vitshap.metrics import agreement as agreement
 from vitshap.metrics import deletion, insertion
-from vitshap.metrics.truth_error import MIN_RELIABILITY
 from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating
 from vitshap.training.batches import Images, evenly

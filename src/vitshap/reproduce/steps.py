@@ -110,7 +110,7 @@ def _measurements() -> Iterable[Step]:
         )
     subsets = (*evaluated, "scale.subsets")
     for name, what in (("main", "predicted class and all others"), ("abnormal", "images predicted abnormal, or not")):
-        reads = (*subsets, "setting") if name == "abnormal" else subsets
+        reads = (*subsets, "setting")
         yield Step(
             f"evaluate-{name}",
             f"insertion, deletion and faithfulness of all methods: {what}",

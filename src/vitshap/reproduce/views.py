@@ -283,7 +283,7 @@ class Viewer:
                         ends = [min(float(x[0]) for x in reach), max(float(x[-1]) for x in reach)]
                         bands[ROWS[row]] = _band(ends, [line["mean"][0]] * 2, [line["interval"][0]] * 2)
                 title = f"{measure}, {classes}"
-                chart = Chart(title, "evaluations per image", measure, bands, log=measure == "distance")
+                chart = Chart(title, "evaluations per image", measure, bands, log=(True, measure == "distance"))
                 charts.append(chart)
             self._add_charts(view, f"errors-{classes}", charts)
             for kind, result in known.items():
