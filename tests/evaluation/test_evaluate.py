@@ -51,6 +51,26 @@ def evaluation(surrogate: MaskedModel, classifier: MaskedModel) -> Evaluation:
     return evaluate(surrogate, some_digits(COUNT), methods=methods, classifier=classifier, classes="all", batch=4)
 
 
+def test_some_of_the_other_classes(surrogate: MaskedModel, evaluation: Evaluation) -> None:
+    """The target's values do not change; the others' are means over the sampled classes, the same for all methods."""
+    made = prepare(
+        surrogate, some_digits(COUNT), methods={"ours": digits_explainer(surrogate)}, classes="all", others=3, batch=4
+    )
+    assert made.sampled is not None
+    assert made.sampled.shape == (COUNT, 3)
+    assert not bool((made.sampled == made.selection.targets[:, None]).any())
+    found, pixels = made.run(), some_digits(COUNT).images
+    whole = vitshap.metrics.insertion(surrogate, pixels, digits_explainer(surrogate)(pixels)).values  # [B, K]
+    torch.testing.assert_close(found.values("ours", "insertion", "others"), whole.gather(1, made.sampled).mean(1))
+    targets = whole.gather(1, made.selection.targets[:, None])[:, 0]
+    torch.testing.assert_close(found.values("ours", "insertion"), targets)
+    points = found.curve("ours", "insertion", "points", "others")
+    assert points is not None
+    torch.testing.assert_close(points[0].mean(), found.values("ours", "insertion", "others").mean())
+    with pytest.raises(ValueError, match="others is a number of classes"):
+        prepare(surrogate, some_digits(COUNT), methods=METHODS, others=0)
+
+
 def test_values_are_those_of_metrics_called_one_by_one(
     evaluation: Evaluation, surrogate: MaskedModel, classifier: MaskedModel
 ) -> None:

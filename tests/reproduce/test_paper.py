@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 
+from vitshap.evaluation import Measured, mark
 from vitshap.methods import list_methods
 from vitshap.reproduce.paper import METHODS, Block, Number, printed, tables
 
@@ -82,23 +81,6 @@ def test_rows_have_the_names_of_our_methods() -> None:
     assert rows == set(METHODS) | {"kernelshap-original"}
 
 
-def _mark(rows: Mapping[str, Number], random: Number | None, higher_is_better: bool) -> dict[str, tuple[bool, bool]]:
-    sign = 1 if higher_is_better else -1
-    best = max(rows.values(), key=lambda one: sign * one.mean)
-    ends = {row: (one.mean - (one.interval or 0), one.mean + (one.interval or 0)) for row, one in rows.items()}
-    best_ends = best.mean - (best.interval or 0), best.mean + (best.interval or 0)
-    marks = {}
-    for row, (low, high) in ends.items():
-        bold = low <= best_ends[1] + 1e-9 and high >= best_ends[0] - 1e-9
-        grey = False
-        if random is not None:
-            width = random.interval or 0
-            better = low > random.mean + width + 1e-9 if higher_is_better else high < random.mean - width - 1e-9
-            grey = not better
-        marks[row] = (bold, grey)
-    return marks
-
-
 def _decisions(block: Block) -> list[bool]:
     """Return for every bold-or-not and grey-or-not of the block whether the rule gives what is printed."""
     agree = []
@@ -106,10 +88,13 @@ def _decisions(block: Block) -> list[bool]:
         numbers = {row: block.number(row, metric) for row in block.cells}
         random = numbers.pop("random")
         rows = {row: one for row, one in numbers.items() if one is not None}
-        for row, (bold, grey) in _mark(rows, random, metric != "deletion").items():
-            agree.append(bold == rows[row].bold)
+        against = None if random is None else Measured.around(random.mean, random.interval or 0)
+        measured = [Measured.around(one.mean, one.interval or 0) for one in rows.values()]
+        marks = mark(measured, against, higher_is_better=metric != "deletion")
+        for one, found in zip(rows.values(), marks, strict=True):
+            agree.append(found.bold == one.bold)
             if metric != "faithfulness":
-                agree.append(grey == rows[row].grey)
+                agree.append(found.grey == one.grey)
     return agree
 
 

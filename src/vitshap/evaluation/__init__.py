@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitshap.estimators.truth import Truth
 from vitshap.evaluation.columns import Column
@@ -47,6 +48,7 @@ def evaluate(
     where: str | Where | None = None,
     target: ClassLike = "predicted",
     classes: Classes = "target",
+    others: int | None = None,
     truth: Truth | tuple[Truth, Sequence[int]] | None = None,
     folder: str | Path | None = None,
     batch: int | None = None,
@@ -65,6 +67,7 @@ def evaluate(
         where: only images ``predicted=CLASS`` or ``label=CLASS``.
         target: the explained class of each image: ``"predicted"`` (by the classifier), ``"label"``, or a class.
         classes: ``"all"`` also measures the mean over all other classes.
+        others: so many of the other classes of each image, drawn once for all methods; None: all of them.
         truth: reference values, a further row; of images spread evenly over the data, or of those at the positions given.
         folder: where finished parts are stored, and found again; None: nothing is stored.
         batch: images at a time; None: by device and number of classes.
@@ -81,6 +84,7 @@ def evaluate(
         where=where,
         target=target,
         classes=classes,
+        others=others,
         truth=truth,
         folder=folder,
         batch=batch,
@@ -100,6 +104,7 @@ def prepare(
     where: str | Where | None = None,
     target: ClassLike = "predicted",
     classes: Classes = "target",
+    others: int | None = None,
     truth: Truth | tuple[Truth, Sequence[int]] | None = None,
     folder: str | Path | None = None,
     batch: int | None = None,
@@ -127,6 +132,7 @@ def prepare(
         rows=rows,
         columns=columns,
         classes=classes,
+        sampled=_sampled(selection.targets, surrogate.num_classes, others),
         target=str(target),
         truth=known,
         truth_places=places,
@@ -137,6 +143,16 @@ def prepare(
     if known is not None:
         check_reference(comparison.selection, known, places, surrogate)
     return comparison
+
+
+def _sampled(targets: Tensor, classes: int, others: int | None) -> Tensor | None:
+    """Return the other classes of each image that are explained, int64 ``[N, others]``; None: all."""
+    if others is not None and others < 1:
+        raise ValueError(f"others is a number of classes, at least 1; got {others}")
+    if others is None or others >= classes - 1:
+        return None
+    scores = torch.rand(len(targets), classes, generator=torch.Generator().manual_seed(0))
+    return scores.scatter(1, targets[:, None], 2.0).argsort(1)[:, :others]  # the target comes last
 
 
 def _columns(metrics: Sequence[str]) -> list[Column]:

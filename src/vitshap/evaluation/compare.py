@@ -66,6 +66,8 @@ class Comparison:
     rows: list[Row]
     columns: list[Column]
     classes: Classes
+    sampled: Tensor | None
+    """The other classes of each image that are explained, int64 ``[N, n]``; None: all."""
     target: str
     truth: Truth | None
     truth_places: Tensor
@@ -182,6 +184,7 @@ class Comparison:
             part,
             self.selection.targets[places],
             others=self._explains_others,
+            sampled=None if self.sampled is None else self.sampled[places],
             describe=lambda row: self._describe_explanation(row, part, places),
             store=store,
             truth=None if self.truth is None else (self.truth, self.truth_places[places]),
@@ -272,6 +275,9 @@ class Comparison:
         truth = [self._truth_digest, self.truth_places[places].tolist()] if "truth" in column.needs else None
         return {**about, "game": self._game, **column.identity, "truth": truth}
 
+    def _explained(self, places: Tensor) -> str | list[list[int]]:
+        return "all" if self.sampled is None else [[int(one) for one in row] for row in self.sampled[places]]
+
     def _describe_explanation(self, row: Row, part: Part, places: Tensor) -> dict[str, Any] | None:
         if row.identity is None:
             return None
@@ -279,7 +285,7 @@ class Comparison:
         images = [part.digests, self.selection.targets[places].tolist(), [repr(one.preprocess) for one in models]]
         return {
             "row": dict(row.identity),
-            "classes": "all" if self._explains_others(row) else "target",
+            "classes": self._explained(places) if self._explains_others(row) else "target",
             "images": digest(images),
             "places": self.truth_places[places].tolist() if row.is_truth else None,
         }

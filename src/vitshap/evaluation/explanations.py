@@ -31,13 +31,15 @@ class Explanations:
         targets: Tensor,
         *,
         others: Callable[[Row], bool],
+        sampled: Tensor | None,
         describe: Callable[[Row], dict[str, Any] | None],
         store: Store,
         truth: tuple[Truth, Tensor] | None,
     ) -> None:
-        """``targets``: the class of each image to explain; ``others``: whether a row explains all classes; ``describe``:
-        what its explanations depend on; ``truth``: reference values, and the place of each image in them."""
-        self.part, self.targets = part, targets
+        """``targets``: the class of each image to explain; ``others``: whether a row explains other classes too;
+        ``sampled``: which (None: all); ``describe``: what its explanations depend on; ``truth``: reference values, and the
+        place of each image in them."""
+        self.part, self.targets, self._sampled = part, targets, sampled
         self._surrogate, self._others, self._describe = surrogate, others, describe
         self._store, self._truth = store, truth
         self._kept: dict[tuple[str, int], Explanation] = {}
@@ -56,7 +58,10 @@ class Explanations:
             yield self._kept[key], method
 
     def _target(self, row: Row) -> Tensor | None:
-        return None if self._others(row) else self.targets[:, None]
+        own = self.targets[:, None]
+        if not self._others(row):
+            return own
+        return None if self._sampled is None else torch.cat([own, self._sampled], 1)
 
     def _stored(self, row: Row) -> Explanation:
         about = self._describe(row)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from vitshap.experiments.tables import Table as Rows
 from vitshap.files import write_text
@@ -28,18 +27,20 @@ BOLD = re.compile(r"\*\*(.+?)\*\*")
 
 def print_list(console: Console) -> None:
     """Print all tables and figures with what each needs, the further experiments, and the profiles."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("id", "shows", "data", "models", "images", "needs"):
-        table.add_column(heading, no_wrap=heading == "id")
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+
     for one in SPECIFICATIONS.values():
-        table.add_row(one.id, one.title, ", ".join(one.data), ", ".join(one.models), one.images, ", ".join(needed(one)))
-    console.print(table)
+        say(f"{one.id}: {one.title}")
+        say(f"    {', '.join(one.data)}; {', '.join(one.models)}; {one.images}")
+        say(f"    needs {', '.join(needed(one))}")
     console.print("\nFurther experiments, with --step:")
     for name in EXPERIMENTS:
-        console.print(f"{name}: {step(name).what}", highlight=False)
+        say(f"{name}: {step(name).what}")
     console.print("\nProfiles:")
     for kind in PROFILES.values():
-        console.print(f"{kind.name}: {kind.description}", highlight=False)
+        say(f"{kind.name}: {kind.description}; settings {', '.join(kind.names())}")
 
 
 def run(

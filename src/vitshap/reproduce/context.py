@@ -110,7 +110,7 @@ class Context:
         settings = self.recipe.data
         if settings.source is None:
             raise ValueError(f"where are the images of {self.setting.data}? Give --data {self.setting.data}=PATH")
-        return load_data(
+        splits = load_data(
             settings.source,
             layout=settings.layout,
             channels=settings.channels,
@@ -119,6 +119,11 @@ class Context:
             seed=settings.seed,
             cache=settings.cache,
             unpack_limit=settings.unpack_limit,
+        )
+        if self.scale.split is None:
+            return splits
+        return Splits(
+            *(part.subset(evenly(len(part), most)) for part, most in zip(splits, self.scale.split, strict=True))
         )
 
     def opened(self, part: str, model: MaskedModel) -> PixelSource:

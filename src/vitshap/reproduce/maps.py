@@ -32,6 +32,8 @@ GRIDS = 4
 """Pictures of an image set, at most."""
 ROWS = 10
 """Images of one picture."""
+NEARLY = 0.75
+"""Share of the wanted images that one of each class must give to be enough, as one per breed of Pets does."""
 
 
 def draw_maps(context: Context, folder: Path, *, which: str) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def draw_maps(context: Context, folder: Path, *, which: str) -> dict[str, Any]:
     if which == "abnormal":
         assert output is not None
         data = data.subset(predicted_as(classifier, context.pixels(classifier, data), output).nonzero()[:, 0])
-    rows = min(ROWS, max(2, context.scale.grid_images // 3))
+    rows = min(ROWS, max(1, context.scale.grid_images // 3))
     chosen = data.subset(one_of_each_class(data, GRIDS * rows))
     pixels = context.pixels(classifier, chosen)
     outputs = _outputs(classifier, pixels)
@@ -108,11 +110,11 @@ def draw_kernelshap(context: Context, folder: Path) -> dict[str, Any]:
 
 
 def one_of_each_class(data: ImageData, count: int) -> Tensor:
-    """Return positions of images, one of each class in turn until there are ``count``; at most one round if there are
-    three quarters as many classes."""
+    """Return positions of ``count`` images, one of each class in turn; a single round if that gives nearly as many."""
     of_class = [(data.labels == label).nonzero()[:, 0].tolist() for label in range(len(data.class_names))]
-    rounds = 1 if len(of_class) >= 0.75 * count else max(map(len, of_class), default=0)
-    listed = [places[i] for i in range(rounds) for places in of_class if i < len(places)]
+    present = [places for places in of_class if places]
+    rounds = 1 if NEARLY * count <= len(present) <= count else max(map(len, present), default=0)
+    listed = [places[i] for i in range(rounds) for places in present if i < len(places)]
     return torch.tensor(listed[:count], dtype=torch.long)
 
 

@@ -122,7 +122,8 @@ def _tables(
     data = context.evaluated
     if which != "abnormal":
         classes: Literal["target", "all"] = "target" if which == "target" or surrogate.num_classes == 1 else "all"
-        done = evaluate(surrogate, data, classes=classes, folder=folder / "parts", **shared)
+        others = context.setting.explained_others
+        done = evaluate(surrogate, data, classes=classes, others=others, folder=folder / "parts", **shared)
         wanted = CLASSES if classes == "all" else {"target": "target"}
         return {name: _summary(done, key) for name, key in wanted.items()}
     output = context.setting.abnormal

@@ -14,11 +14,11 @@ from typing import Any
 
 from vitshap.experiments.tables import Column, Table
 from vitshap.files import write_text
-from vitshap.reproduce.paper import printed
+from vitshap.reproduce.paper import METHODS, printed
 from vitshap.reproduce.profiles import PROFILES, Profile
 from vitshap.reproduce.specifications import ALL_METHODS, METRICS, SPECIFICATIONS, Specification
 from vitshap.reproduce.store import RESULT, Store
-from vitshap.reproduce.views import ARROWS, LEGEND, NOT_RUN, ROWS, View, Viewer, _marks, _own, _printed
+from vitshap.reproduce.views import ARROWS, LEGEND, NOT_RUN, ROWS, View, Viewer, marks_of, own_text, printed_text
 
 PUBLISHED = "small"
 """The profile whose results are on the pages."""
@@ -129,7 +129,7 @@ def _glance(docs: Path) -> list[str]:
     columns += [Column("milliseconds", title="ms per image"), Column("training", title="training, minutes")]
     table = Table(f"ImageNette, {setting.note}; the paper's ViT-Tiny beside it (table 7)", columns, notes=[LEGEND])
     found: Mapping[str, Any] = {} if main is None else main.values
-    marks = {part: _marks(found.get(part[0], {}).get("metrics", {}).get(part[1], {}), part[1]) for part in parts}
+    marks = {part: marks_of(found.get(part[0], {}).get("metrics", {}).get(part[1], {}), part[1]) for part in parts}
     for row in ALL_METHODS:
         cells = {"method": ROWS[row]}
         for part in parts:
@@ -138,14 +138,29 @@ def _glance(docs: Path) -> list[str]:
                 row.startswith("attention-") and classes == "non-target"
             )
             own = found.get(classes, {}).get("metrics", {}).get(metric, {}).get(row)
-            cells[f"{classes} {metric}"] = _own(own, marks[part].get(row), run=main is not None, expected=not none)
+            cells[f"{classes} {metric}"] = own_text(own, marks[part].get(row), run=main is not None, expected=not none)
             number = printed("table-7", row, metric, data="imagenette", classes=classes)
-            cells[f"{classes} {metric} paper"] = _printed(number)
+            cells[f"{classes} {metric} paper"] = printed_text(number)
         spent = None if times is None else times.values["rows"].get(row)
         cells["milliseconds"] = NOT_RUN if times is None else "-" if spent is None else f"{spent['milliseconds']:,.1f}"
         cells["training"] = _training(store, setting.name, row)
         table.add(**cells)
-    return ["## Which method is best at what, and at which cost\n", table.to_markdown()]
+    best = Table(
+        "The best on ImageNette", (Column("measure"), Column("here"), Column("paper", title="paper, ViT-Tiny"))
+    )
+    for part in parts:
+        ours = [ROWS[row] for row in ALL_METHODS if row in marks[part] and marks[part][row].bold]
+        theirs = [
+            METHODS[row]
+            for row in METHODS
+            if (one := printed("table-7", row, part[1], data="imagenette", classes=part[0])) and one.bold
+        ]
+        measure = f"{part[1]}, {part[0]} classes"
+        best.add(measure=measure, here=", ".join(ours) if main is not None else NOT_RUN, paper=", ".join(theirs))
+    fastest = None if times is None else min(times.values["rows"].items(), key=lambda item: item[1]["milliseconds"])[0]
+    best.add(measure="time per image", here=NOT_RUN if fastest is None else ROWS[fastest], paper="not printed")
+    best.notes.append("All methods whose 95 % interval overlaps that of the best mean.")
+    return ["## Which method is best at what, and at which cost\n", best.to_markdown(), table.to_markdown()]
 
 
 def _training(store: Store, setting: str, row: str) -> str:

@@ -44,6 +44,8 @@ class Setting:
 class Scale:
     """Numbers of the measurements; the defaults are the paper's."""
 
+    split: tuple[int, int, int] | None = None
+    """Training, validation and test images at most; None: all."""
     images: int | None = None
     """Evaluated images at most; None: those of the authors."""
     subsets: int = 1000
@@ -65,8 +67,6 @@ class Scale:
     removal_step: int = 14
     """Patches between the points of the removal figure, for 196 patches."""
     ablation_epochs: int = 100
-    ablation_images: int | None = None
-    """Training images of the ablations, at most."""
     procedure_views: int = 5
     """Views of every training image in the comparison of our steps with the paper's procedure."""
     procedure_variants: tuple[int, ...] | None = None

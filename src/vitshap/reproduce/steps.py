@@ -22,7 +22,7 @@ from vitshap.reproduce.store import digest
 
 Run = Callable[[Context, Path], Any]
 """Computes a step with a folder for intermediate files; returns the measured values, and weights if it trains."""
-NETWORK = ("recipe.data", "recipe.model", "seed")
+NETWORK = ("recipe.data", "recipe.model", "scale.split", "seed")
 MODELS = ("train-classifier", "train-surrogate")
 EXPLAINERS = ("train-explainer-paper", "train-explainer-default")
 
@@ -110,7 +110,7 @@ def _measurements() -> Iterable[Step]:
         )
     subsets = (*evaluated, "scale.subsets")
     for name, what in (("main", "predicted class and all others"), ("abnormal", "images predicted abnormal, or not")):
-        reads = (*subsets, "setting") if name == "abnormal" else subsets
+        reads = (*subsets, "setting")
         parts = [evaluated_step(name, part) for part in EVALUATED_PARTS]
         for part, step_name in zip(EVALUATED_PARTS, parts, strict=True):
             needs = (*MODELS, part) if part in EXPLAINERS else MODELS
@@ -204,7 +204,7 @@ def _ablations() -> Iterable[Step]:
             f"explainer variant: {what}",
             "trainings:ablation",
             (*MODELS, "truth"),
-            ("recipe.explainer", "scale.ablation_epochs", "scale.ablation_images", "scale.shapley_images"),
+            ("recipe.explainer", "scale.ablation_epochs", "scale.shapley_images"),
             (("variant", name),),
         )
 

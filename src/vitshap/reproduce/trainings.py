@@ -112,20 +112,12 @@ def ablation(context: Context, folder: Path, variant: str) -> Outcome:
     """
     surrogate, classifier = context.surrogate, context.classifier
     config = _variant(context, folder, variant)
-    train = context.opened("train", surrogate)
-    if context.scale.ablation_images is not None:
-        some = torch.arange(min(context.scale.ablation_images, len(context.splits.train)))
-        train = _opened(context, surrogate, context.splits.train.subset(some))
-    val = context.opened("val", surrogate)
+    train, val = (context.opened(part, surrogate) for part in ("train", "val"))
     explainer = fit_explainer(
         surrogate, train, val, folder, config, classifier=classifier, resume=True, console=context.console
     )
     values = {**losses(explainer, val, context.opened("test", surrogate)), **_history(folder, "loss")}
     return {**values, **excess(context, explainer)}, {}
-
-
-def _opened(context: Context, model: MaskedModel, data: Any) -> PixelSource:
-    return Images(model, data, None, seed=SEED).source
 
 
 def _variant(context: Context, folder: Path, variant: str) -> ExplainerTraining:
@@ -147,7 +139,7 @@ def _variant(context: Context, folder: Path, variant: str) -> ExplainerTraining:
     }
     change = changes[variant]
     if variant == "from-pretrained":
-        path = folder.with_name(f"{folder.name}-initial.safetensors")
+        path = folder / "initial.safetensors"
         write_tensors(path, unwrapped(context.initial().net).state_dict())
         change = {"init": str(path)}
     loop = replace(paper.loop, epochs=context.scale.ablation_epochs)

@@ -123,7 +123,7 @@ class Viewer:
             if metric != "faithfulness formula":
                 columns.append(Column(f"{metric} paper", title="paper"))
         found = {} if result is None else result.values.get(panel.classes, {})
-        marked = {metric: _marks(found.get("metrics", {}).get(metric, {}), metric) for metric in names}
+        marked = {metric: marks_of(found.get("metrics", {}).get(metric, {}), metric) for metric in names}
         table = Table(_title(panel, found.get("images")), columns, notes=[LEGEND])
         for row in one.methods:
             cells: dict[str, Any] = {"method": ROWS[row]}
@@ -133,9 +133,9 @@ class Viewer:
                 expected = _expected(row, panel, metric)
                 if expected:
                     self._count(view, own if result is not None and found.get("images") != 0 else None)
-                cells[metric] = _own(own, marked[metric].get(row), run=result is not None, expected=expected)
+                cells[metric] = own_text(own, marked[metric].get(row), run=result is not None, expected=expected)
                 if metric != "faithfulness formula":
-                    cells[f"{metric} paper"] = _printed(number)
+                    cells[f"{metric} paper"] = printed_text(number)
             table.add(**cells)
         return table
 
@@ -157,7 +157,7 @@ class Viewer:
             cells = {key: NOT_RUN if value is None else f"{value:.4f}" for key, value in own.items()}
             for value in own.values():
                 self._count(view, value)
-            paper = {f"{key} paper": _printed(block.number(row, key)) for key in ("validation loss", "test loss")}
+            paper = {f"{key} paper": printed_text(block.number(row, key)) for key in ("validation loss", "test loss")}
             table.add(variant=row, **cells, **paper)
         view.tables.append(table)
 
@@ -179,7 +179,7 @@ class Viewer:
                 self._count(view, own)
                 cells[panel.data] = NOT_RUN if own is None else f"{own:,.2f}"
                 number = printed("table-11", row, "milliseconds", data=panel.data, classes="all")
-                cells[f"{panel.data} paper"] = _printed(number, digits=1)
+                cells[f"{panel.data} paper"] = printed_text(number, digits=1)
             table.add(**cells)
         view.tables.append(table)
 
@@ -283,7 +283,7 @@ class Viewer:
                         ends = [min(float(x[0]) for x in reach), max(float(x[-1]) for x in reach)]
                         bands[ROWS[row]] = _band(ends, [line["mean"][0]] * 2, [line["interval"][0]] * 2)
                 title = f"{measure}, {classes}"
-                chart = Chart(title, "evaluations per image", measure, bands, log=measure == "distance")
+                chart = Chart(title, "evaluations per image", measure, bands, log=(True, measure == "distance"))
                 charts.append(chart)
             self._add_charts(view, f"errors-{classes}", charts)
             for kind, result in known.items():
@@ -326,7 +326,7 @@ def _expected(row: str, panel: Panel, metric: str) -> bool:
     return not (row == "random" and metric.startswith("faithfulness"))
 
 
-def _marks(cells: Mapping[str, Mapping[str, float]], metric: str) -> dict[str, Mark]:
+def marks_of(cells: Mapping[str, Mapping[str, float]], metric: str) -> dict[str, Mark]:
     """Return bold and grey of a column, from its numbers."""
     measured = {
         row: Measured(
@@ -345,7 +345,8 @@ def _marks(cells: Mapping[str, Mapping[str, float]], metric: str) -> dict[str, M
     return dict(zip(measured, found, strict=True))
 
 
-def _own(cell: Mapping[str, Any] | None, marked: Mark | None, *, run: bool, expected: bool) -> str:
+def own_text(cell: Mapping[str, Any] | None, marked: Mark | None, *, run: bool, expected: bool) -> str:
+    """Return one of our numbers as text: bold, with a dagger for grey, "not run", or a dash where none is expected."""
     if not expected:
         return "-"
     if cell is None or cell["mean"] is None:
@@ -357,7 +358,8 @@ def _own(cell: Mapping[str, Any] | None, marked: Mark | None, *, run: bool, expe
     return f"{text} †" if marked is not None and marked.grey else text
 
 
-def _printed(number: Number | None, *, digits: int = 3) -> str:
+def printed_text(number: Number | None, *, digits: int = 3) -> str:
+    """Return one of the paper's numbers as text, with its own bold and grey; a dash where it has none."""
     if number is None:
         return "-"
     text = f"{number.mean:,.{digits}f}" + ("" if number.interval is None else f" ± {number.interval:.3f}")
