@@ -21,6 +21,7 @@ ORDER = [
     "shapiq_games",
     "models",
     "plots",
+    "viewer",
     "explanation",
     "methods",
     "estimators",

@@ -19,11 +19,13 @@ from types import TracebackType
 from typing import BinaryIO, NamedTuple
 
 from vitshap.explaining.entries import Explained, Failed, Summary, printable
-from vitshap.explaining.html import card, pairs_html, scale_uri, template
+from vitshap.explaining.html import card, pairs_html, template
 from vitshap.explaining.text import meaning, output_text
 from vitshap.explanation import Explanation
 from vitshap.files import write_atomically
 from vitshap.plots import SOFTWARE, UNIT_LABELS
+from vitshap.viewer import joined_script, stylesheet
+from vitshap.viewer.page import POLICY
 
 MARK = '<meta name="generator" content="vitshap '
 """Start of the line that identifies a page of vitshap; the version follows."""
@@ -171,8 +173,8 @@ class ReportWriter:
             generator=escape(SOFTWARE),
             title=escape(f"{self._heading}{where}"),
             heading=escape(self._heading),
-            css=template("page.css").template,
-            scale=scale_uri(),
+            policy=POLICY,
+            css=stylesheet(),
             counts=escape(f"{counts}{where}."),
             warnings="".join(
                 f'<p class="warning"><strong>Warning:</strong> {escape(warning)}</p>' for warning in summary.warnings
@@ -193,7 +195,7 @@ class ReportWriter:
             sections="\n".join(map(_section, self._sections)) if first else "",
             failures=_failures(self._failures, self.failed) if first else "",
             pages=_links(number, len(self._pages)),
-            script=template("page.js").template,
+            script=joined_script(),
         )
 
 
@@ -262,9 +264,9 @@ def _legend(facts: _Facts) -> str:
         else "Red patches raise the model's output for the class, blue ones lower it"
     )
     return (
-        f'<p class="legend"><span>{low}</span><span class="strip" aria-hidden="true"></span><span>{high}</span>'
+        f'<p class="legend"><span class="low">{low}</span><span class="high">{high}</span>'
         f"<small>{colours}; the stronger the colour, the more. Patches without colour hardly matter. All maps of an image "
-        "share one scale, which is written under them; a button gives each map its own.</small></p>"
+        "share one scale, which is written under them; a switch gives each map its own.</small></p>"
     )
 
 

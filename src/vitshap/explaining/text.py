@@ -72,27 +72,35 @@ def headline(entry: Explained, outputs: Literal["probability", "output"]) -> str
     if main != predicted:
         asked = output_text(float(entry.explanation.prediction[0, main]), outputs)
         text += f" The map is for {entry.label(main)} ({asked}), as requested."
-    return f"{text} {_support(entry, main)}"
+    return f"{text} {_support(entry, main, outputs)}"
 
 
-def _support(entry: Explained, index: int) -> str:
-    """Return which patches make up half of the support for a class, and where most of them are."""
+def _support(entry: Explained, index: int, outputs: Literal["probability", "output"]) -> str:
+    """Return where the patches are that matter most to a class, and what the output would be without them.
+
+    If the curve is not known, or does not fall by half, they are those that make up half of the support.
+    """
     explanation = entry.explanation
     values = explanation.values[0, :, entry.classes.index(index)].double()
     total = float(values.clamp(min=0).sum())
     if total <= 0:
         return f"No patch of the photo supports {entry.label(index)}."
+    lost = entry.curve.loss() if entry.curve is not None and entry.curve.index == index else None
     ordered = values.clamp(min=0).sort(descending=True).values.cumsum(0)
-    count = int((ordered < HALF * total).sum()) + 1
+    count = int((ordered < HALF * total).sum()) + 1 if lost is None else lost[0]
     key = patches(entry, count, index)
     places: dict[str, float] = {}
     for patch in key:
-        places[patch.place] = places.get(patch.place, 0.0) + patch.value
+        places[patch.place] = places.get(patch.place, 0.0) + max(patch.value, 0.0)
     single = explanation.values.shape[1] == explanation.players[0].numel()
     parts = f"{count} of {_existing(explanation)} {'patches' if single else 'groups of patches'}"
-    half = f"{parts} {'makes' if count == 1 else 'make'} up half of the support for {entry.label(index)}"
-    if explanation.unit == "probability":
-        half += f", {value_text(float(sum(patch.value for patch in key)), 'probability')} percentage points"
+    if lost is not None:
+        said = f"without {'this' if count == 1 else 'these'} {parts} its {outputs} would be "
+        said += output_text(lost[1], outputs)
+    else:
+        said = f"{parts} {'makes' if count == 1 else 'make'} up half of the support for {entry.label(index)}"
+        if explanation.unit == "probability":
+            said += f", {value_text(float(sum(patch.value for patch in key)), 'probability')} percentage points"
     uncertain_patches = sum(patch.stderr is not None and patch.value <= Z * patch.stderr for patch in key)
     reliable = reliability(entry, index)
     caution = ""
@@ -101,7 +109,7 @@ def _support(entry: Explained, index: int) -> str:
     elif 2 * uncertain_patches >= count:
         interval = f"the 95 % interval of {uncertain_patches} of these {count} includes zero"
         caution = f" Most of this is uncertain: {interval}."
-    return f"{_looks_at(places, ' of its crop' if entry.zoomed else '')}: {half}.{caution}"
+    return f"{_looks_at(places, ' of its crop' if entry.zoomed else '')}: {said}.{caution}"
 
 
 def _looks_at(places: dict[str, float], where: str) -> str:

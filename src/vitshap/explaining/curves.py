@@ -1,0 +1,96 @@
+"""The output while patches are removed or added in the order of their values, for the slider of the report.
+
+The report has no network, so the curve is evaluated when the photo is explained: at some numbers of patches, closer
+together at both ends, in the order of the values of one class and, for comparison, in random orders. The viewer does the
+same with a server's answers (``curve.js``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitshap.counter_rng import shuffled
+from vitshap.explanation import Explanation
+from vitshap.explanation.view import rounded
+from vitshap.models import MaskedModel
+from vitshap.players import Players
+
+FRACTIONS = (0.0, 0.01, 0.03, 0.06, 0.1, 0.15, 0.25, 0.35, 0.5)
+RANDOM_ORDERS = 3
+ENOUGH = 0.5
+"""The share of the output whose loss the report's first line tells, ..."""
+FEW = 0.5
+"""... if it takes at most this share of the patches."""
+
+
+@dataclass(frozen=True, eq=False)
+class RemovalCurve:
+    """Outputs of all classes while the players of one image are removed, or added, by decreasing value of a class."""
+
+    index: int
+    """The class whose values give the order."""
+    order: list[int]
+    counts: list[int]
+    """Number of players at each point, the same from both ends."""
+    remove: Tensor
+    """Outputs with the first ``count`` players of the order removed, float32 ``[points, K]``."""
+    add: Tensor
+    """Outputs with only these shown, float32 ``[points, K]``."""
+    random: Tensor
+    """Output of the class with ``count`` players shown in random orders, float32 ``[orders, points]``."""
+
+    def loss(self) -> tuple[int, float] | None:
+        """Return the number of players without which half of the output is lost, and the output then; None if many."""
+        outputs = self.remove[:, self.index]
+        lost = (outputs <= ENOUGH * outputs[0]).nonzero().flatten()
+        if not len(lost) or int(lost[0]) == 0 or self.counts[int(lost[0])] > FEW * len(self.order):
+            return None
+        return self.counts[int(lost[0])], float(outputs[lost[0]])
+
+    def view_data(self, classes: list[int]) -> dict[str, Any]:
+        """Return the curve for the viewer, with the outputs of these classes."""
+
+        def table(outputs: Tensor) -> list[list[float]]:
+            return [[rounded(value) for value in row] for row in outputs.tolist()]
+
+        return {
+            "class": self.index,
+            "order": self.order,
+            "counts": self.counts,
+            "classes": classes,
+            "remove": table(self.remove[:, classes]),
+            "add": table(self.add[:, classes]),
+            "random": table(self.random),
+        }
+
+
+def point_counts(players: int) -> list[int]:
+    """Return the numbers of players at which a curve is evaluated."""
+    low = [round(share * players + 1e-9) for share in FRACTIONS]
+    ends = [1, players - 1] if players > 1 else []
+    return sorted({*low, *(players - count for count in low), *ends})
+
+
+def removal_curve(model: MaskedModel, pixels: Tensor, explanation: Explanation, index: int) -> RemovalCurve:
+    """Evaluate the curve of one image (``pixels`` ``[1, C, H, W]``) in the order of the values for class ``index``."""
+    d = explanation.values.shape[1]
+    game = model.game(pixels, players=Players(explanation.players, d))
+    order = [one.player for one in explanation.top(d, index)[0]]
+    counts = point_counts(len(order))
+    random_orders = [[order[i] for i in shuffled(len(order), seed=seed, epoch=0)] for seed in range(RANDOM_ORDERS)]
+    inner = counts[1:-1]
+    shown = [order[count:] for count in inner] + [players[:count] for players in (order, *random_orders) for count in inner]
+    coalitions = torch.zeros(len(shown), d, dtype=torch.bool)
+    for row, players in zip(coalitions, shown, strict=True):
+        row[players] = True
+    parts = list(game.stream(coalitions.to(game.device))) if shown else []
+    outputs = torch.cat(parts, 1)[0].float().cpu() if parts else torch.empty(0, game.num_outputs)
+    empty, full = game.null.float().cpu(), game.grand.float().cpu()  # [1, K]
+    removed, *added = outputs.split(max(len(inner), 1)) if inner else [outputs] * (2 + RANDOM_ORDERS)
+    curves = [torch.cat([empty, part, full]) for part in added]
+    random = torch.stack([curve[:, index] for curve in curves[1:]])
+    return RemovalCurve(index, order, counts, torch.cat([full, removed, empty]), curves[0], random)
