@@ -38,7 +38,7 @@ from vitshap.models.load import ModelSpec, load_with_warnings
 HEATMAPS_UP_TO = 100
 """Most images whose heatmaps are written as files by default; the report has them anyway."""
 CURVES_UP_TO = 25
-"""Most images whose curves are evaluated by default: a curve takes some 75 evaluations."""
+"""Most images whose curves are evaluated by default: a curve takes some 65 evaluations."""
 BATCHES = {"cpu": 16, "cuda": 64}
 """Images at a time for methods that do not sample; those that do take one."""
 

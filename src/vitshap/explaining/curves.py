@@ -19,12 +19,10 @@ from vitshap.explanation.view import rounded
 from vitshap.models import MaskedModel
 from vitshap.players import Players
 
-FRACTIONS = (0.0, 0.01, 0.03, 0.06, 0.1, 0.15, 0.25, 0.35, 0.5)
+FRACTIONS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
 RANDOM_ORDERS = 3
-ENOUGH = 0.5
-"""The share of the output whose loss the report's first line tells, ..."""
-FEW = 0.5
-"""... if it takes at most this share of the patches."""
+HALF = 0.5
+"""Share of the positive values that the patches of the report's first line make up."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,13 +41,9 @@ class RemovalCurve:
     random: Tensor
     """Output of the class with ``count`` players shown in random orders, float32 ``[orders, points]``."""
 
-    def loss(self) -> tuple[int, float] | None:
-        """Return the number of players without which half of the output is lost, and the output then; None if many."""
-        outputs = self.remove[:, self.index]
-        lost = (outputs <= ENOUGH * outputs[0]).nonzero().flatten()
-        if not len(lost) or int(lost[0]) == 0 or self.counts[int(lost[0])] > FEW * len(self.order):
-            return None
-        return self.counts[int(lost[0])], float(outputs[lost[0]])
+    def without(self, count: int) -> float | None:
+        """Return the output of the class without the first ``count`` players; None if that was not evaluated."""
+        return float(self.remove[self.counts.index(count), self.index]) if count in self.counts else None
 
     def view_data(self, classes: list[int]) -> dict[str, Any]:
         """Return the curve for the viewer, with the outputs of these classes."""
@@ -68,11 +62,16 @@ class RemovalCurve:
         }
 
 
-def point_counts(players: int) -> list[int]:
-    """Return the numbers of players at which a curve is evaluated."""
-    low = [round(share * players + 1e-9) for share in FRACTIONS]
-    ends = [1, players - 1] if players > 1 else []
-    return sorted({*low, *(players - count for count in low), *ends})
+def supporting_players(values: Tensor) -> int:
+    """Return how many players, by decreasing value (float ``[d]``), make up half of the positive values; 0 if none is."""
+    support = values.double().clamp(min=0).sort(descending=True).values.cumsum(0)
+    return int((support < HALF * support[-1]).sum()) + 1 if float(support[-1]) > 0 else 0
+
+
+def point_counts(players: int, also: int) -> list[int]:
+    """Return the numbers of players at which a curve is evaluated, among them ``also``, the same from both ends."""
+    low = {*(int(share * players + 0.5) for share in FRACTIONS), also}
+    return sorted({*low, *(players - count for count in low)})
 
 
 def removal_curve(model: MaskedModel, pixels: Tensor, explanation: Explanation, index: int) -> RemovalCurve:
@@ -80,7 +79,8 @@ def removal_curve(model: MaskedModel, pixels: Tensor, explanation: Explanation, 
     d = explanation.values.shape[1]
     game = model.game(pixels, players=Players(explanation.players, d))
     order = [one.player for one in explanation.top(d, index)[0]]
-    counts = point_counts(len(order))
+    column = int((explanation.classes[0] == index).int().argmax())
+    counts = point_counts(len(order), supporting_players(explanation.values[0, :, column]))
     random_orders = [[order[i] for i in shuffled(len(order), seed=seed, epoch=0)] for seed in range(RANDOM_ORDERS)]
     inner = counts[1:-1]
     shown = [order[count:] for count in inner] + [players[:count] for players in (order, *random_orders) for count in inner]

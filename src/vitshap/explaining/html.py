@@ -39,7 +39,7 @@ def card(entry: Explained, number: int, summary: Summary, *, k: int) -> str:
     return template("card.html").substitute(
         number=number,
         name=escape(entry.name),
-        headline=escape(text.headline(entry, summary.outputs)),
+        headline=escape(text.headline(entry, summary.outputs)).replace(" %", "&nbsp;%"),
         messages=_messages(entry),
         view=view_html(entry_data(entry, summary, k=k), _without_script(entry, summary, k)),
         technical=_technical(entry, summary),

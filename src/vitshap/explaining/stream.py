@@ -65,7 +65,7 @@ def explain_photos(
     """Explain photos, ``batch`` at a time; yield one entry per photo, in their order, as soon as its batch is done.
 
     ``threads`` is the number of threads that decode (default: one per core, at most 8). ``curves`` also evaluates the
-    output while patches are removed, some 75 evaluations per image. If no image of the first batch
+    output while patches are removed, some 65 evaluations per image. If no image of the first batch
     can be explained, the cause is not the images: the error is raised as ``CannotExplain``.
     """
     waiting = iter(photos)

@@ -7,14 +7,15 @@ from typing import Literal
 import torch
 
 from vitshap.estimators.estimate import reliability_from_errors
+from vitshap.explaining.curves import supporting_players
 from vitshap.explaining.entries import Explained, patches
 from vitshap.explanation import Explanation
 from vitshap.plots.colours import Z
 
 WEAK = 0.05
 """A map is called weak if its largest value is below this share of the strongest map's."""
-HALF = 0.5
-"""Share of the positive values that the headline's patches make up."""
+STILL = 0.8
+"""The output is said to be "still" so much if it stays above this share of that for the whole photo."""
 SMALL = 2.0
 """A photo is called too small if the side of a patch is below this many of its pixels."""
 NOISY = 0.5
@@ -78,25 +79,24 @@ def headline(entry: Explained, outputs: Literal["probability", "output"]) -> str
 def _support(entry: Explained, index: int, outputs: Literal["probability", "output"]) -> str:
     """Return where the patches are that matter most to a class, and what the output would be without them.
 
-    If the curve is not known, or does not fall by half, they are those that make up half of the support.
+    They are the fewest patches that make up half of the support; the output is known if the curve was evaluated.
     """
     explanation = entry.explanation
-    values = explanation.values[0, :, entry.classes.index(index)].double()
-    total = float(values.clamp(min=0).sum())
-    if total <= 0:
+    values = explanation.values[0, :, entry.classes.index(index)]
+    count = supporting_players(values)
+    if count == 0:
         return f"No patch of the photo supports {entry.label(index)}."
-    lost = entry.curve.loss() if entry.curve is not None and entry.curve.index == index else None
-    ordered = values.clamp(min=0).sort(descending=True).values.cumsum(0)
-    count = int((ordered < HALF * total).sum()) + 1 if lost is None else lost[0]
     key = patches(entry, count, index)
     places: dict[str, float] = {}
     for patch in key:
-        places[patch.place] = places.get(patch.place, 0.0) + max(patch.value, 0.0)
+        places[patch.place] = places.get(patch.place, 0.0) + patch.value
     single = explanation.values.shape[1] == explanation.players[0].numel()
     parts = f"{count} of {_existing(explanation)} {'patches' if single else 'groups of patches'}"
-    if lost is not None:
-        said = f"without {'this' if count == 1 else 'these'} {parts} its {outputs} would be "
-        said += output_text(lost[1], outputs)
+    without = entry.curve.without(count) if entry.curve is not None and entry.curve.index == index else None
+    if without is not None:
+        full = float(explanation.prediction[0, index])
+        would = f"its {outputs} would {'still ' if without > STILL * full else ''}be {output_text(without, outputs)}"
+        said = f"without {'this' if count == 1 else 'these'} {parts} {would}"
     else:
         said = f"{parts} {'makes' if count == 1 else 'make'} up half of the support for {entry.label(index)}"
         if explanation.unit == "probability":
@@ -115,7 +115,7 @@ def _support(entry: Explained, index: int, outputs: Literal["probability", "outp
 def _looks_at(places: dict[str, float], where: str) -> str:
     """Return the one or two parts of the photo that hold more than half of the values in ``places``."""
     strongest = sorted(places, key=lambda place: -places[place])[:2]
-    most = HALF * sum(places.values()) * (1 + 1e-6)
+    most = 0.5 * sum(places.values()) * (1 + 1e-6)
     if places[strongest[0]] > most:
         return f"It mostly looks at the {strongest[0]}{where}"
     if sum(places[place] for place in strongest) > most:

@@ -6,10 +6,10 @@
 
 import { hiddenAt } from "./coalition.js";
 import { button, choice, drawing, element } from "./dom.js";
-import { classOf, orderOf } from "./explanation.js";
+import { classOf, orderOf, supportingPlayers } from "./explanation.js";
 import { outputText } from "./text.js";
 
-const FRACTIONS = [0, 0.01, 0.03, 0.06, 0.1, 0.15, 0.25, 0.35, 0.5];
+const FRACTIONS = [0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5];
 const ORDERS = 3;
 const AT_ONCE = 12; // coalitions in a request, so that the brush never waits long
 const HEIGHT = 190;
@@ -17,16 +17,15 @@ const MARGIN = { left: 52, right: 14, top: 12, bottom: 26 };
 const TICK_MS = 120;
 
 // Numbers of patches at which the curve is evaluated, the same from both ends: as in vitshap/explaining/curves.py.
-export function curveCounts(players) {
-  const low = FRACTIONS.map((share) => Math.round(share * players));
-  const counts = [...low, ...low.map((count) => players - count), ...(players > 1 ? [1, players - 1] : [])];
-  return [...new Set(counts)].sort((a, b) => a - b);
+export function curveCounts(players, also) {
+  const low = [...FRACTIONS.map((share) => Math.round(share * players)), also];
+  return [...new Set([...low, ...low.map((count) => players - count)])].sort((a, b) => a - b);
 }
 
 // Evaluate a curve part by part; `predict` maps coalitions (strings) to { predictions, base, full }.
 export async function computeCurve(explanation, index, predict) {
   const order = orderOf(explanation, index);
-  const counts = curveCounts(order.length);
+  const counts = curveCounts(order.length, supportingPlayers(explanation, index));
   const inner = counts.filter((count) => count > 0 && count < order.length);
   const bits = (hidden) => {
     const shown = new Array(explanation.count).fill("1");
@@ -81,7 +80,7 @@ export class CurveView {
     this.modes = choice("Order", [["remove", "remove"], ["add", "add"]], this.mode, (mode) => this.setMode(mode));
     this.plot = drawing("svg", { class: "plot", role: "img", height: HEIGHT });
     this.range = element("input", { type: "range", min: 0, step: 1, "aria-label": "Patches removed",
-      onpointerdown: () => viewer.coalition.mark(), oninput: () => this.slide(Number(this.range.value)) });
+      onkeydown: (event) => this.key(event), onpointerdown: () => viewer.coalition.mark(), oninput: () => this.slide(Number(this.range.value)) });
     this.label = element("output", { class: "n" });
     this.play = button("Play", () => this.toggle());
     this.note = element("p", { class: "small" });
@@ -94,9 +93,18 @@ export class CurveView {
 
   get order() { return this.curve?.order ?? orderOf(this.viewer.explanation, this.viewer.index); }
 
-  // Positions of the slider: every number of patches, or without a model only those that were evaluated.
-  stops() {
-    return this.viewer.backend ? Array.from({ length: this.order.length + 1 }, (_, i) => i) : this.curve?.counts ?? [];
+  // The number of patches at a position of the slider: any, or without a model the nearest that was evaluated.
+  stop(position) {
+    if (this.viewer.backend) { return position; }
+    return this.curve.counts.reduce((best, count) => Math.abs(count - position) < Math.abs(best - position) ? count : best);
+  }
+
+  // The next number of patches in a direction.
+  next(by) {
+    const at = Number(this.range.value);
+    if (this.viewer.backend) { return Math.min(Math.max(at + by, 0), this.order.length); }
+    const { counts } = this.curve;
+    return (by > 0 ? counts.find((count) => count > at) : counts.findLast((count) => count < at)) ?? at;
   }
 
   setMode(mode) {
@@ -110,30 +118,40 @@ export class CurveView {
     this.draw();
   }
 
-  slide(stop) { this.viewer.coalition.set(hiddenAt(this.order, this.mode, this.stops()[stop])); }
+  slide(position) {
+    const count = this.stop(position);
+    this.viewer.coalition.set(hiddenAt(this.order, this.mode, count));
+    this.range.value = count;
+  }
 
   step(by) {
-    const next = Math.min(Math.max(Number(this.range.value) + by, 0), Number(this.range.max));
+    const next = this.next(by);
     if (next !== Number(this.range.value)) {
       this.viewer.coalition.mark();
       this.slide(next);
     }
   }
 
+  key(event) {
+    const by = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1 }[event.key];
+    if (by === undefined) { return; }
+    this.step(by);
+    event.preventDefault();
+  }
+
   toggle() {
-    if (this.timer !== null) { this.stop(); return; }
+    if (this.timer !== null) { this.pause(); return; }
     this.viewer.coalition.mark();
     if (this.range.value === this.range.max) { this.slide(0); }
     const by = this.viewer.backend ? Math.max(Math.round(this.order.length / 60), 1) : 1;
     this.play.textContent = "Pause";
     this.timer = setInterval(() => {
-      const next = Math.min(Number(this.range.value) + by, Number(this.range.max));
-      this.slide(next);
-      if (next === Number(this.range.max)) { this.stop(); }
+      this.slide(this.next(by));
+      if (this.range.value === this.range.max) { this.pause(); }
     }, this.viewer.backend ? TICK_MS : 4 * TICK_MS);
   }
 
-  stop() {
+  pause() {
     clearInterval(this.timer);
     this.timer = null;
     this.play.textContent = "Play";
@@ -148,11 +166,10 @@ export class CurveView {
     const remove = this.mode === "remove";
     const quantity = explanation.outputs === "probability" ? "Probability" : "Output";
     this.title.textContent = `${quantity} of ${name} while patches are ${remove ? "removed" : "added"}, most important first`;
-    const stops = this.stops();
-    this.range.max = stops.length - 1;
+    this.range.max = this.order.length;
     const step = coalition.stepOf(this.order, this.mode);
     const count = step ?? (remove ? coalition.count : this.order.length - coalition.count);
-    this.range.value = Math.max(stops.findLastIndex((stop) => stop <= count), 0);
+    this.range.value = count;
     const now = coalition.count === 0 ? explanation.predictions.find((one) => one.index === index)?.probability : viewer.now?.get(index);
     const said = now === undefined ? "" : `: ${outputText(now, explanation.outputs)}`;
     const done = step === null ? "hidden by hand" : remove ? "removed" : "added";

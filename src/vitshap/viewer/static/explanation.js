@@ -10,6 +10,7 @@ const STANDARD_ERRORS = 1.96; // on each side of a 95 % interval
 const MOSTLY_SEEN = 0.5; // if the model sees less of the photo, maps show only that part
 const UNSEEN = 0.25; // a sentence says so if the model does not see at least this share
 const HALF = 0.5;
+const STILL = 0.8; // the output is "still" so much above this share of that for the whole photo
 
 export function readExplanation(json) {
   const [rows, columns] = json.grid;
@@ -122,28 +123,32 @@ export function headlineOf(explanation, curve = null) {
     ? `The model predicts ${first.name} (${outputText(first.probability)}).`
     : `The model's largest output is ${outputText(first.probability, "output")}, for ${first.name}.`;
   const index = mainClass(explanation);
-  const { values, name } = classOf(explanation, index);
+  const { values, name, probability } = classOf(explanation, index);
   const order = orderOf(explanation, index);
-  const total = order.reduce((sum, player) => sum + Math.max(values[player], 0), 0);
-  if (total <= 0) { return `${said} No patch of the photo supports ${name}.`; }
-  const lost = curve === null || curve.class !== index ? null : biggestLoss(curve);
-  const key = order.slice(0, lost?.count ?? supporting(order, values, total));
+  const key = order.slice(0, supportingPlayers(explanation, index));
+  if (key.length === 0) { return `${said} No patch of the photo supports ${name}.`; }
   const places = new Map();
   for (const player of key) {
     const place = placeOf(explanation, player);
-    places.set(place, (places.get(place) ?? 0) + Math.max(values[player], 0));
+    places.set(place, (places.get(place) ?? 0) + values[player]);
   }
   const parts = `${key.length} of ${order.length} patches`;
-  const rest = lost === null
+  const at = curve === null || curve.class !== index ? -1 : curve.counts.indexOf(key.length);
+  const without = at < 0 ? null : curve.remove[at][curve.classes.indexOf(index)];
+  const rest = without === null
     ? `${parts} ${key.length === 1 ? "makes" : "make"} up half of the support for ${name}`
-    : `without ${key.length === 1 ? "this" : "these"} ${parts} its ${explanation.outputs} would be ${outputText(lost.output, explanation.outputs)}`;
+    : `without ${key.length === 1 ? "this" : "these"} ${parts} its ${explanation.outputs} would ${without > STILL * probability ? "still " : ""}`
+      + `be ${outputText(without, explanation.outputs)}`;
   return `${said} ${lookedAt(places)}: ${rest}.`;
 }
 
-// How many of the first players make up half of the support.
-function supporting(order, values, total) {
+// How many players, by decreasing value, make up half of the positive values; 0 if none is positive.
+export function supportingPlayers(explanation, index) {
+  const { values } = classOf(explanation, index);
+  const order = orderOf(explanation, index);
+  const total = order.reduce((sum, player) => sum + Math.max(values[player], 0), 0);
   let [sum, count] = [0, 0];
-  while (sum < HALF * total) { sum += values[order[count]]; count += 1; }
+  while (total > 0 && sum < HALF * total) { sum += values[order[count]]; count += 1; }
   return count;
 }
 
@@ -155,13 +160,4 @@ function lookedAt(places) {
     return `It mostly looks at the ${strongest[0][0]} and the ${strongest[1][0]}`;
   }
   return "It looks at many places";
-}
-
-// The first point of the curve at which half of the output is lost, if few patches are enough.
-export function biggestLoss(curve) {
-  const column = curve.classes.indexOf(curve.class);
-  const full = curve.remove[0][column];
-  const step = curve.remove.findIndex((outputs) => outputs[column] <= HALF * full);
-  const most = HALF * curve.counts[curve.counts.length - 1];
-  return step < 1 || curve.counts[step] > most ? null : { count: curve.counts[step], output: curve.remove[step][column] };
 }

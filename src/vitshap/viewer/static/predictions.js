@@ -5,7 +5,7 @@ import { button, element } from "./dom.js";
 import { additivePrediction, classOf } from "./explanation.js";
 import { outputText, plural, valueText, withUnit } from "./text.js";
 
-const LISTED = 9;
+const LISTED = 10;
 
 export class Predictions {
   constructor(viewer) {

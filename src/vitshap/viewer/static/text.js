@@ -4,9 +4,9 @@ const MINUS = "\u2212";
 
 export function outputText(value, outputs = "probability") {
   if (outputs !== "probability") { return plainNumber(value); }
-  if (value > 0 && value < 0.0005) { return "<0.1 %"; }
-  if (value >= 0.9995 && value < 1) { return ">99.9 %"; }
-  return `${(100 * value).toFixed(1).replace("-", MINUS)} %`;
+  if (value > 0 && value < 0.0005) { return "<0.1\u00a0%"; }
+  if (value >= 0.9995 && value < 1) { return ">99.9\u00a0%"; }
+  return `${(100 * value).toFixed(1).replace("-", MINUS)}\u00a0%`; // not broken before the sign
 }
 
 export function plainNumber(value) {

@@ -79,7 +79,7 @@ export class Viewer extends EventTarget {
     return element("div", { class: "viewer" }, this.alert,
       element("div", { class: "board" },
         element("section", { class: "stage", "aria-label": "Map" }, this.brushes(), this.map.node, this.map.readout, this.legend, looks, this.accuracy, this.crop),
-        element("div", { class: "side" }, this.predictions.node, table)),
+        this.predictions.node, table),
       this.curveView.node, this.methodView.node, this.others.node, this.downloads());
   }
 
@@ -91,7 +91,7 @@ export class Viewer extends EventTarget {
     const best = (count) => hiddenAt(orderOf(this.explanation, this.index), "remove", count);
     const all = () => [...Array(this.explanation.count).keys()];
     return element("div", { class: "controls brushes" }, this.modes, sizes,
-      button(`Hide the ${HIDE_AT_ONCE} best`, () => this.hide(best(HIDE_AT_ONCE)), { title: `Hide the ${HIDE_AT_ONCE} most important patches` }),
+      button(`Hide best ${HIDE_AT_ONCE}`, () => this.hide(best(HIDE_AT_ONCE)), { title: `Hide the ${HIDE_AT_ONCE} most important patches` }),
       button("Swap", () => this.hide(all().filter((player) => !this.coalition.hidden[player])), { title: "Hide what is shown, show what is hidden" }),
       this.undo, this.reset);
   }
@@ -280,7 +280,7 @@ export class Viewer extends EventTarget {
     if (this.computing === key) { this.computing = null; }
   }
 
-  close() { this.computing = "closed"; this.backend = null; this.curveView.stop(); }
+  close() { this.computing = "closed"; this.backend = null; this.curveView.pause(); }
 
   key(event) {
     const typing = event.target.closest("input:not([type=range]):not([type=radio]):not([type=checkbox]), select, textarea");
