@@ -10,7 +10,7 @@ import io
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -139,7 +139,7 @@ def read_photo(
     source: str | os.PathLike[str] | BinaryIO,
     /,
     *,
-    formats: Sequence[str] | None = None,
+    formats: tuple[str, ...] | None = None,
     most_pixels: int | None = None,
 ) -> Opened:
     """Read the photo of a file, its first frame if it has several; ``UnreadableImage`` has a reason in plain words.

@@ -162,7 +162,8 @@ def _eight_bit(colours: np.ndarray, dataset: Any) -> np.ndarray:
     if colours.dtype == np.uint8:
         return np.ascontiguousarray(colours)
     bits = 8 * colours.dtype.itemsize if "RedPaletteColorLookupTableDescriptor" in dataset else int(dataset.BitsStored)
-    return (colours.astype(np.float64) * (255 / (2**bits - 1))).round().clip(0, 255).astype(np.uint8)
+    scaled: np.ndarray = (colours.astype(np.float64) * (255 / (2**bits - 1))).round().clip(0, 255).astype(np.uint8)
+    return scaled
 
 
 def _windowed(pydicom: Any, stored: np.ndarray, dataset: Any) -> np.ndarray:
@@ -173,7 +174,8 @@ def _windowed(pydicom: Any, stored: np.ndarray, dataset: Any) -> np.ndarray:
         return _window(values, centre, width, str(dataset.get("VOILUTFunction") or "LINEAR"))
     if table := dataset.get("VOILUTSequence"):
         looked_up = np.asarray(pydicom.pixels.apply_voi(values.astype(np.int64), dataset), dtype=np.float64)
-        return (looked_up / (2 ** int(table[0].LUTDescriptor[2]) - 1)).clip(0, 1)
+        shown: np.ndarray = (looked_up / (2 ** int(table[0].LUTDescriptor[2]) - 1)).clip(0, 1)
+        return shown
     padding = dataset.get("PixelPaddingValue")
     seen = values if padding is None else values[stored != padding]
     seen = seen[np.isfinite(seen)]
@@ -183,7 +185,8 @@ def _windowed(pydicom: Any, stored: np.ndarray, dataset: Any) -> np.ndarray:
 
 def _window(values: np.ndarray, centre: float, width: float, function: str) -> np.ndarray:
     if function == "SIGMOID":
-        return 1 / (1 + np.exp((-4 * (values - centre) / max(width, 1e-6)).clip(-700, 700)))
+        curve: np.ndarray = 1 / (1 + np.exp((-4 * (values - centre) / max(width, 1e-6)).clip(-700, 700)))
+        return curve
     if function == "LINEAR_EXACT":
         return ((values - centre) / max(width, 1e-6) + 0.5).clip(0, 1)
     if width <= 1:
