@@ -13,19 +13,17 @@ from fastapi.responses import FileResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
-import vitshap
 from vitshap._version import __version__
 from vitshap.errors import first_line
-from vitshap.explaining.source import EXPLAINER, Source
 from vitshap.serving import schemas, uploads
-from vitshap.serving.models import ExplainJob, LongJob, PredictJob, ServedModel
+from vitshap.serving.models import LongJob, PredictJob, ServedModel
 from vitshap.serving.protection import Protection
 from vitshap.serving.schemas import NDJSON, ApiError, encode, json_response
 from vitshap.serving.state import Serving
 from vitshap.serving.uploads import photo_and_coalitions, photo_content
 from vitshap.serving.worker import Cancelled, Job
 
-STATIC = Path(vitshap.__file__).parent / "viewer" / "static"
+STATIC = Path(__file__).parents[1] / "viewer" / "static"
 """The viewer's page and its files."""
 _POST_ERRORS = (400, 401, 404, 408, 413, 415, 422, 429, 503)
 
@@ -150,65 +148,64 @@ async def _explain(
     served = serving.model(name)
     source = served.method_source(method, budget)
     target = served.target(words, source)
-    quick = source.method.name == EXPLAINER
+    quick = served.is_quick(source)
     streams = NDJSON in request.headers.get("accept", "")
-    admission = serving.admission("quick" if quick else "long")
-    with admission:
+    with serving.admission("quick" if quick else "long"):
         async with _deadline(serving):
             body = await uploads.receive_body(request, serving.received, extra=1 << 16)
             content = await serving.in_decoder(photo_content, body, request.headers.get("content-type", ""))
             photo = await serving.photo(served, content)
             del body, content
-            if quick:
-                job: Job = ExplainJob(photo=photo, target=target)
-                served.quick.submit(job)  # type: ignore[arg-type]
-            elif not streams:
-                job = LongJob(photo=photo, target=target, source=source)
-                served.long.submit(job)
             if quick or not streams:
-                entry = await _result(job, request)
+                entry = await _result(served.start_explanation(photo, target, source), request)
                 content = await serving.in_decoder(lambda: encode(served.explanation(entry, source)))
                 if not streams:
                     return Response(content, media_type="application/json")
                 return Response(b'{"type":"result",' + content[1:] + b"\n", media_type=NDJSON)
-    lines = _progress_lines(serving, served, source, LongJob(photo=photo, target=target, source=source))
+    lines = _progress_lines(serving, served, request, LongJob(photo=photo, target=target, source=source))
     return StreamingResponse(lines, media_type=NDJSON)
 
 
-async def _progress_lines(serving: Serving, served: ServedModel, source: Source, job: LongJob) -> AsyncIterator[bytes]:
+async def _progress_lines(
+    serving: Serving, served: ServedModel, request: Request, job: LongJob
+) -> AsyncIterator[bytes]:
     """Yield a line for every partial estimate, then the result or an error; a closed connection cancels the work."""
     loop, waiting = asyncio.get_running_loop(), asyncio.Queue[Any]()
+    until = loop.time() + serving.limits.seconds
 
     def tell(progress: Any) -> None:
         loop.call_soon_threadsafe(waiting.put_nowait, progress)
 
+    gone = asyncio.ensure_future(_disconnected(request))
+    gone.add_done_callback(lambda _: waiting.put_nowait(None))
     job.progress = tell
     job.result.add_done_callback(lambda _: tell(None))
     try:
         with serving.admission("long"):
-            async with _deadline(serving):
-                served.long.submit(job)
-                while (progress := await waiting.get()) is not None:
+            served.long.submit(job)
+            try:
+                while (progress := await asyncio.wait_for(waiting.get(), until - loop.time())) is not None:
                     yield encode(progress) + b"\n"
-                entry = await _result(job)
-                found = await serving.in_decoder(served.explanation, entry, source)
+            except TimeoutError:
+                raise serving.over_time() from None
+            if not gone.done():
+                found = await serving.in_decoder(served.explanation, await _result(job), job.source)
                 yield encode({"type": "result", **found}) + b"\n"
     except ApiError as error:
         yield encode({"type": "error", **error.content()}) + b"\n"
     finally:
         job.cancel()
+        gone.cancel()
 
 
 @asynccontextmanager
 async def _deadline(serving: Serving) -> AsyncIterator[None]:
     """Raise the error 503 if the time limit of a request is exceeded."""
-    limit = serving.limits.seconds
     try:
-        async with asyncio.timeout(limit):
+        async with asyncio.timeout(serving.limits.seconds):
             yield
     except TimeoutError:
-        serving.measured.timeouts.inc()
-        raise ApiError(503, "time_limit", f"the request took more than {limit:g} s", {"Retry-After": "5"}) from None
+        raise serving.over_time() from None
 
 
 async def _result(job: Job, request: Request | None = None) -> Any:

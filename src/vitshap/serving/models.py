@@ -197,6 +197,20 @@ class ServedModel:
                 self._photos.popitem(last=False)
         return seen, False
 
+    def is_quick(self, source: Source) -> bool:
+        """Return whether a method is one pass of an explainer, which is batched with other requests."""
+        return source is self.source and source.method.name == EXPLAINER
+
+    def start_explanation(self, photo: SeenPhoto, target: Target, source: Source) -> Job:
+        """Give an explanation to the thread that computes it."""
+        if self.is_quick(source):
+            job = ExplainJob(photo=photo, target=target)
+            self.quick.submit(job)
+            return job
+        long = LongJob(photo=photo, target=target, source=source)
+        self.long.submit(long)
+        return long
+
     # Computing
 
     def _candidates(self) -> list[str]:

@@ -97,6 +97,12 @@ class Serving:
             self.admitted[lane] -= 1
             self._finished = [*self._finished[-31:], time.monotonic()]
 
+    def over_time(self) -> ApiError:
+        """Count a request that is over its time limit; return its error."""
+        self.measured.timeouts.inc()
+        message = f"the request took more than {self.limits.seconds:g} s"
+        return ApiError(503, "time_limit", message, {"Retry-After": "5"})
+
     def _expected_wait(self, lane: str) -> int:
         """Return the seconds in which the requests that are here will be answered, from the latest answers."""
         if lane != "quick" or len(self._finished) < 8:

@@ -42,7 +42,7 @@ class Job:
 
     def finish(self, value: Any) -> None:
         """Set the result, unless the job was cancelled."""
-        if self.result.set_running_or_notify_cancel():
+        if not self.result.done() and self.result.set_running_or_notify_cancel():
             self.result.set_result(value)
 
     def fail(self, error: BaseException) -> None:
