@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from vitshap.errors import leave
 from vitshap.explaining import command as explaining
+from vitshap.serving import command as serving
 
 T = TypeVar("T")
 
@@ -96,6 +97,7 @@ def command_of(options: type[T], run: Callable[[T], int], /) -> Callable[..., No
 
 
 app.command("explain")(command_of(explaining.Options, explaining.run))
+app.command("serve")(command_of(serving.Options, serving.run))
 
 
 class OncePerOption(TyperCommand):

@@ -6,6 +6,7 @@ and ``terminal``.
 """
 
 from vitshap.explaining.entries import Explained, Failed, Patch, Summary, patches
+from vitshap.explaining.one_photo import explain
 from vitshap.explaining.photos import Found, find_photos, read_photo
 from vitshap.explaining.report import ReportWriter, Section
 from vitshap.explaining.source import Source, open_bundle, open_model
@@ -21,6 +22,7 @@ __all__ = [
     "Section",
     "Source",
     "Summary",
+    "explain",
     "explain_photos",
     "explain_prepared",
     "find_photos",

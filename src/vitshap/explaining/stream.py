@@ -23,7 +23,7 @@ from torch import Tensor
 from vitshap.data.decode import UnreadableImage
 from vitshap.explaining.curves import removal_curve
 from vitshap.explaining.entries import Explained, Failed
-from vitshap.explaining.photos import LARGE, Photo, photo_pixels, read_photo
+from vitshap.explaining.photos import LARGE, Opened, Photo, photo_pixels, read_photo
 from vitshap.explaining.source import Source
 from vitshap.explanation import Original
 from vitshap.methods import Target
@@ -134,14 +134,21 @@ def prepare_photo(photo: Photo, model: MaskedModel) -> Prepared | Failed:
     except UnreadableImage as error:
         return Failed(photo, error.reason)
     try:
-        pixels = model.preprocess(opened.image)
-        box = model.preprocess.box(opened.image) if isinstance(model.preprocess, Preprocess) else None
+        pixels, box = model_input(opened, model)
     except Exception as error:  # an error about one image must not end the run
         return Failed(photo, f"it cannot be prepared for the model: {_one_line(error)}")
+    return Prepared(photo, pixels, box, opened.picture, opened.size, opened.notes)
+
+
+def model_input(opened: Opened, model: MaskedModel) -> tuple[Tensor, tuple[float, ...] | None]:
+    """Return the model's input ``[C, H, W]``, and the part of the original that it shows, in pixels."""
+    pixels = model.preprocess(opened.image)
+    if not isinstance(model.preprocess, Preprocess):
+        return pixels, None
+    box = model.preprocess.box(opened.image)
     scales = [whole / part for whole, part in zip(opened.size, opened.image.size, strict=True)] * 2
     # in pixels of the original, which may have been shrunk
-    edges = None if box is None else tuple(edge * scale for edge, scale in zip(box, scales, strict=True))
-    return Prepared(photo, pixels, edges, opened.picture, opened.size, opened.notes)
+    return pixels, tuple(edge * scale for edge, scale in zip(box, scales, strict=True))
 
 
 def explain_prepared(
