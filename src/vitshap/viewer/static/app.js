@@ -116,8 +116,8 @@ function preview(photo) {
 }
 
 class App {
-  constructor(backend) {
-    this.backend = backend;
+  constructor() {
+    this.backend = new Server({ onToken: askToken, onLoading: () => { byId("loading").hidden = false; } });
     this.models = [];
     this.panes = [];
     this.state = readAddress();
@@ -138,28 +138,26 @@ class App {
     });
     select.addEventListener("change", () => this.changeModel(select.value));
     byId("compare").addEventListener("click", () => this.menu(choose));
+    for (const sample of byId("samples").querySelectorAll("button")) {
+      sample.addEventListener("click", () => this.takeSample(sample.dataset.photo));
+    }
     this.watchDrops();
     document.addEventListener("keydown", (event) => {
       if (event.target === document.body) { this.panes[0]?.viewer?.key(event); }
     });
     try {
-      const { models, samples = [] } = await this.backend.models();
+      const { models } = await this.backend.models();
+      byId("loading").hidden = true;
       this.models = models;
       select.replaceChildren(...models.map((one) => element("option", { value: one.name }, one.name)));
       this.model = models.find((one) => one.name === this.state.model) ?? models.find((one) => one.default) ?? models[0];
       select.value = this.model.name;
-      this.showSamples(samples);
     } catch (error) { this.fail(error.message); }
   }
 
-  // Photos that the server offers for a first try: [{ name, url }].
-  showSamples(samples) {
-    const place = byId("samples");
-    place.hidden = samples.length === 0;
-    place.replaceChildren(...samples.map(({ name, url }) => button([element("img", { src: url, alt: "" }), name], async () => {
-      const answer = await fetch(url);
-      this.take(new File([await answer.blob()], `${name}.jpg`));
-    })));
+  async takeSample(address) {
+    const answer = await fetch(address);
+    await this.take(new File([await answer.blob()], address.replace(/^.*\//, "")));
   }
 
   watchDrops() {
@@ -288,6 +286,22 @@ function writeAddress(state) {
   history.replaceState(null, "", `#${given}`);
 }
 
-const app = new App(new Server());
+// Ask for the bearer token of a server that wants one; it is kept in this page alone.
+function askToken(wrong) {
+  const input = element("input", { type: "password", class: "filter", "aria-label": "Token", autocomplete: "off" });
+  const dialog = element("dialog", { "aria-label": "Token" }, element("h2", {}, wrong ? "This token is not accepted" : "This server wants a token"),
+    element("p", {}, "It is the bearer token that was given to vitshap serve."),
+    element("form", { method: "dialog", class: "controls" }, input, element("button", { class: "primary", value: "ok" }, "Continue")));
+  document.body.append(dialog);
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(dialog.returnValue === "ok" && input.value.trim() ? input.value.trim() : null);
+    });
+  });
+}
+
+const app = new App();
 window.vitshap = app;
 app.start();

@@ -51,7 +51,7 @@ export class Predictions {
     const { explanation, coalition } = viewer;
     const hiding = coalition.count > 0;
     const now = hiding ? viewer.now?.get(one.index) : undefined;
-    const sum = hiding ? additivePrediction(explanation, one.index, coalition.hidden) : null;
+    const sum = hiding && chosen ? additivePrediction(explanation, one.index, coalition.hidden) : null;
     const available = classOf(explanation, one.index) !== null || viewer.canExplain;
     const numbers = element("span", { class: "n" }, outputText(one.probability, explanation.outputs));
     if (now !== undefined) { numbers.append(element("b", {}, ` \u2192 ${outputText(now, explanation.outputs)}`)); }

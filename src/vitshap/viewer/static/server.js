@@ -2,14 +2,27 @@
 
 const TRIES = 4;
 const LONGEST_WAIT_S = 10;
+const LOADING_S = 1;
+
+function pause(seconds) { return new Promise((resolve) => { setTimeout(resolve, 1000 * seconds); }); }
 
 export class Server {
   // address: where the API is, by default beside the page.
-  constructor(address = "v1/") { this.address = new URL(address, document.baseURI).href; }
+  // onToken: asked for the bearer token if the server wants one; onLoading: told that models are being loaded.
+  constructor({ address = "v1/", onToken = async () => null, onLoading = () => {} } = {}) {
+    Object.assign(this, { address: new URL(address, document.baseURI).href, token: null, onToken, onLoading });
+  }
 
   async models() {
-    const answer = await this.ask("models");
-    return answer.json();
+    for (;;) {
+      try {
+        return await (await this.ask("models")).json();
+      } catch (error) {
+        if (error.code !== "loading") { throw error; }
+        this.onLoading();
+        await pause(LOADING_S);
+      }
+    }
   }
 
   async explain(photo, { model, method, target, budget, signal, onProgress } = {}) {
@@ -38,23 +51,28 @@ export class Server {
     for (let attempt = 1; ; attempt += 1) {
       let answer;
       try {
-        answer = await fetch(url, options);
+        const token = this.token === null ? {} : { Authorization: `Bearer ${this.token}` };
+        answer = await fetch(url, { ...options, headers: { ...options.headers, ...token } });
       } catch (error) {
         if (error.name === "AbortError") { throw error; }
         throw new Error("the server does not answer: is vitshap serve still running?");
       }
       if (answer.ok) { return answer; }
-      if (answer.status !== 429 || attempt === TRIES) { throw new Error(await reason(answer)); }
-      const seconds = Math.min(Number(answer.headers.get("Retry-After")) || 1, LONGEST_WAIT_S);
-      await new Promise((resolve) => { setTimeout(resolve, 1000 * seconds); });
+      if (answer.status === 401) {
+        const given = await this.onToken(this.token !== null);
+        if (given !== null) { this.token = given; continue; }
+      }
+      if (answer.status !== 429 || attempt === TRIES) { throw await failure(answer); }
+      await pause(Math.min(Number(answer.headers.get("Retry-After")) || 1, LONGEST_WAIT_S));
     }
   }
 }
 
-async function reason(answer) {
+async function failure(answer) {
   try {
-    return (await answer.json()).error.message;
-  } catch { return `the server answered ${answer.status}`; }
+    const { code, message } = (await answer.json()).error;
+    return Object.assign(new Error(message), { code });
+  } catch { return new Error(`the server answered ${answer.status}`); }
 }
 
 // Read lines of JSON: progress is reported, the last line is the result.

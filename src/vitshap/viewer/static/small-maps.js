@@ -9,6 +9,7 @@ const SMALL_PIXELS = 320;
 const WEAK = 0.05; // a map is called weak if its largest value is below this share of the strongest map's
 const NOISY = 0.5; // and mostly noise below this reliability
 const OTHERS = 8;
+const FIRST_METHODS = ["explainer", "refine", "kernelshap", "attnlrp"];
 const FIRST_BUDGET = 2048;
 const MORE = 4; // times the evaluations, each time the map is refined
 
@@ -107,10 +108,21 @@ export class Methods {
       return this.figure(one, comparable ? common : largestValue(classOf(one, index).values) || 1, !comparable);
     });
     this.maps.replaceChildren(...figures, ...[...this.running].filter(([name]) => !explanations.has(name)).map(([name]) => this.waiting(name)));
-    this.chips.replaceChildren(...(backend ? viewer.methods.filter((name) => !explanations.has(name) && !this.running.has(name))
-      .map((name) => button(`+ ${name}`, () => this.add(name), { class: "chip", title: `Explain this photo with ${name}` })) : []));
+    this.drawChips();
     const unlike = shown.length > scaled.length ? " Scores have no unit: such a map has its own scale." : "";
     this.scale.textContent = shown.length > 1 ? `One scale for values of one unit: ${scaleText(common, viewer.explanation.unit)}.${unlike}` : "";
+  }
+
+  // Buttons for the methods that most people want, a list for the rest.
+  drawChips() {
+    const { viewer } = this;
+    const left = viewer.backend ? viewer.methods.filter((name) => !viewer.explanations.has(name) && !this.running.has(name)) : [];
+    const first = FIRST_METHODS.filter((name) => left.includes(name));
+    const rest = left.filter((name) => !first.includes(name));
+    const list = element("select", { "aria-label": "Add a method", onchange: () => { this.add(list.value); } },
+      element("option", { value: "" }, "more methods \u2026"), rest.map((name) => element("option", { value: name }, name)));
+    this.chips.replaceChildren(...first.map((name) => button(`+ ${name}`, () => this.add(name), { class: "chip", title: `Explain this photo with ${name}` })),
+      ...(rest.length ? [list] : []));
   }
 
   figure(explanation, limit, own) {

@@ -72,14 +72,15 @@ export class Viewer extends EventTarget {
       checkbox("photo's colours", false, (checked) => this.setLook({ colour: checked })),
       checkbox("numbers", false, (checked) => this.setLook({ numbers: checked })), this.certain);
     this.table = element("tbody", {});
-    this.tableTitle = element("h3", {});
+    this.tableTitle = element("span", {});
     const columns = ["#", this.explanation.unit === "probability" ? "percentage points" : "value", "where", "row, column", "pixels of the photo"];
-    const table = element("section", { class: "best" }, this.tableTitle, element("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Most important patches" },
+    const table = element("details", { class: "best" }, element("summary", {}, this.tableTitle), element("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Most important patches" },
       element("table", {}, element("thead", {}, element("tr", {}, columns.map((name, i) => element("th", { scope: "col", class: i === 1 ? "n" : null }, name)))), this.table)));
+    table.open = this.backend === null;
     return element("div", { class: "viewer" }, this.alert,
       element("div", { class: "board" },
         element("section", { class: "stage", "aria-label": "Map" }, this.brushes(), this.map.node, this.map.readout, this.legend, looks, this.accuracy, this.crop),
-        this.predictions.node, table),
+        this.predictions.node), table,
       this.curveView.node, this.methodView.node, this.others.node, this.downloads());
   }
 
@@ -124,15 +125,19 @@ export class Viewer extends EventTarget {
   }
 
   draw() {
-    this.map.draw();
-    this.predictions.draw();
-    this.curveView.draw();
+    this.drawHidden();
     this.others.draw();
     this.methodView.draw();
     this.drawLegend();
     this.drawTable();
-    const hidden = this.coalition.count;
-    this.reset.disabled = hidden === 0;
+  }
+
+  // What depends on the hidden patches.
+  drawHidden() {
+    this.map.draw();
+    this.predictions.draw();
+    this.curveView.draw();
+    this.reset.disabled = this.coalition.count === 0;
     this.undo.disabled = this.coalition.history.length === 0;
   }
 
@@ -152,7 +157,7 @@ export class Viewer extends EventTarget {
   drawTable() {
     const { explanation, index } = this;
     const { name, values, stderr } = classOf(explanation, index);
-    this.tableTitle.textContent = `Patches that support ${name} most`;
+    this.tableTitle.textContent = `The ${Math.min(this.listed, explanation.count)} patches that support ${name} most`;
     const focused = this.table.contains(document.activeElement) ? [...this.table.children].indexOf(document.activeElement) : -1;
     this.table.replaceChildren(...orderOf(explanation, index).slice(0, this.listed).map((player, rank) => {
       const cell = explanation.cells[player][Math.floor(explanation.cells[player].length / 2)];
@@ -219,7 +224,7 @@ export class Viewer extends EventTarget {
   refresh() {
     const stored = this.coalition.count === 0 ? null : this.storedOutputs();
     if (stored !== null || this.coalition.count === 0) { this.now = stored; }
-    this.draw();
+    this.drawHidden();
     this.announce();
     if (this.coalition.count > 0 && stored === null) {
       if (this.backend) { this.ask(); } else { this.now = null; this.predictions.draw(); this.curveView.draw(); }
