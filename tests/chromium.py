@@ -69,9 +69,7 @@ class Tab:
 
 
 @contextmanager
-def tab(
-    browser: Browser, address: str | Path, *, size: tuple[int, int] = DESKTOP, dark: bool = False
-) -> Iterator[Tab]:
+def tab(browser: Browser, address: str | Path, *, size: tuple[int, int] = DESKTOP, dark: bool = False) -> Iterator[Tab]:
     """Open an address in a new window of this size; a small one is a phone's."""
     phone = size[0] < 600
     context = browser.new_context(

@@ -139,7 +139,9 @@ def test_the_viewer_gets_every_number(tmp_path: Path) -> None:
         assert one["stderr"] == pytest.approx(stderr[0, :, column].tolist(), rel=1e-4)
         assert one["base"] == pytest.approx(float(shown.base_values[0, column]), rel=1e-4)  # type: ignore[index]
         assert one["reliability"] == pytest.approx(texts.reliability(replace(entry, explanation=shown), one["index"]))
-    assert [(one["method"], one["unit"], one["classes"][0]["base"]) for one in view["others"]] == [("lrp", "score", None)]
+    assert [(one["method"], one["unit"], one["classes"][0]["base"]) for one in view["others"]] == [
+        ("lrp", "score", None)
+    ]
     assert view["curve"] is None
 
 

@@ -22,6 +22,7 @@ import typer
 from PIL import Image
 
 from vitshap.explaining import budget, terminal
+from vitshap.explaining.dataset import read_run
 from vitshap.explaining.entries import Explained, Failed
 from vitshap.explaining.photos import SUFFIXES, Found, find_photos
 from vitshap.explaining.report import ReportWriter, refuse_foreign_report
@@ -81,6 +82,10 @@ class Options:
         str | None, typer.Option("--json", metavar="FILE|-", help="Write a line of JSON per image, as they are done.")
     ] = None
     parquet: Annotated[str | None, typer.Option(help="Write a row per image and class (needs pyarrow).")] = None
+    against: Annotated[
+        str | None,
+        typer.Option(help="The --json file of another model's run: list the images on which the two disagree most."),
+    ] = None
     batch: Annotated[int | None, typer.Option(min=1, help="Images at a time.")] = None
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
     heatmaps: Annotated[
@@ -208,7 +213,8 @@ class _Run:
         drawing = options.draws_heatmaps(len(self.found.photos))
         self.heatmaps = stack.enter_context(Heatmaps(options.out, self.found.files, drawing=drawing))
         self.sinks.append(self.heatmaps)
-        report = ReportWriter(options.out, source.summary(settings), patches=options.patches)
+        earlier = None if options.against is None else read_run(options.against)
+        report = ReportWriter(options.out, source.summary(settings), patches=options.patches, earlier=earlier)
         self.sinks.append(stack.enter_context(report))
 
     def _add(self, entry: Explained | Failed, source: Source, target: Target) -> None:

@@ -83,14 +83,16 @@ def removal_curve(model: MaskedModel, pixels: Tensor, explanation: Explanation, 
     counts = point_counts(len(order), supporting_players(explanation.values[0, :, column]))
     random_orders = [[order[i] for i in shuffled(len(order), seed=seed, epoch=0)] for seed in range(RANDOM_ORDERS)]
     inner = counts[1:-1]
-    shown = [order[count:] for count in inner] + [players[:count] for players in (order, *random_orders) for count in inner]
+    shown = [order[count:] for count in inner] + [
+        players[:count] for players in (order, *random_orders) for count in inner
+    ]
     coalitions = torch.zeros(len(shown), d, dtype=torch.bool)
     for row, players in zip(coalitions, shown, strict=True):
         row[players] = True
     parts = list(game.stream(coalitions.to(game.device))) if shown else []
     outputs = torch.cat(parts, 1)[0].float().cpu() if parts else torch.empty(0, game.num_outputs)
     empty, full = game.null.float().cpu(), game.grand.float().cpu()  # [1, K]
-    removed, *added = outputs.split(max(len(inner), 1)) if inner else [outputs] * (2 + RANDOM_ORDERS)
+    removed, *added = outputs.view(2 + RANDOM_ORDERS, len(inner), -1)
     curves = [torch.cat([empty, part, full]) for part in added]
     random = torch.stack([curve[:, index] for curve in curves[1:]])
     return RemovalCurve(index, order, counts, torch.cat([full, removed, empty]), curves[0], random)

@@ -6,7 +6,7 @@ is the map of the first class as a picture, with the predictions and the most im
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from html import escape
 from importlib.resources import files
@@ -17,6 +17,7 @@ from PIL import Image
 
 from vitshap import plots
 from vitshap.explaining import text
+from vitshap.explaining.dataset import DataSetSummary
 from vitshap.explaining.entries import Explained, Patch, Summary, patches, printable
 from vitshap.explanation import Explanation, view_data
 from vitshap.viewer import photo_uri, view_html
@@ -24,6 +25,8 @@ from vitshap.viewer import photo_uri, view_html
 PREDICTIONS = 5
 PHOTO_SIDE, PANORAMA_SIDE = 640, 1600
 """Most pixels of the photo's longer side; the larger number for a photo of which the model sees a small part."""
+MEAN_SIDE, MEAN_MAPS = 168, 24
+"""Pixels of a mean map's longer side, and most mean maps in a report."""
 PLAIN_SIDE = 320
 """The same for the picture that browsers without scripts show."""
 
@@ -94,13 +97,13 @@ def _without_script(entry: Explained, summary: Summary, k: int) -> str:
     )
     best = patches(entry, k, index)
     predicted = [
-        [entry.label(one), text.output_text(value, summary.outputs)]
-        for one, value in entry.predicted(PREDICTIONS)
+        [entry.label(one), text.output_text(value, summary.outputs)] for one, value in entry.predicted(PREDICTIONS)
     ]
     rows = [_row(rank, patch, unit) for rank, patch in enumerate(best, 1)]
     headings = ["#", "percentage points" if unit == "probability" else "value", "where", "row, column", "pixels"]
+    alternative = escape(_alternative(entry, index, best[0]))
     return (
-        f'<figure><img src="{photo_uri(map_picture, most=PLAIN_SIDE)}" alt="{escape(_alternative(entry, index, best[0]))}"></figure>'
+        f'<figure><img src="{photo_uri(map_picture, most=PLAIN_SIDE)}" alt="{alternative}"></figure>'
         f"<h3>Prediction</h3>{table_html(f'Prediction for {entry.name}', ['class', 'output'], predicted)}"
         f"<h3>Patches that support {escape(entry.label(index))} most</h3>"
         f"{table_html(f'Most important patches of {entry.name}', headings, rows)}"
@@ -182,4 +185,65 @@ def figure_html(image: Image.Image, caption: str) -> str:
         f'<figure class="drawn"><div class="wide" tabindex="0" role="region" aria-label="{caption}">'
         f'<img src="{photo_uri(image, most=max(image.size))}" width="{width}" height="{height}" alt="{caption}"></div>'
         f"<figcaption>{caption}</figcaption></figure>"
+    )
+
+
+def dataset_html(found: DataSetSummary, link: Callable[[int], str]) -> str:
+    """Return the page of the data set; ``link`` is the address of an image by its number."""
+    limit = max(float(abs(one.mean).max()) for one in found.classes) or 1.0
+    size = text.with_unit(text.size_text(limit, found.unit), found.unit)
+    figures = "".join(
+        f'<figure><img src="{photo_uri(plots.overlay_png(one.mean, limit=limit, max_side=MEAN_SIDE), most=MEAN_SIDE)}" '
+        f'width="{MEAN_SIDE}" alt="{escape(f"Mean map of {one.label}, {one.images} images")}">'
+        f'<figcaption><span class="name">{escape(one.label)}</span><span class="n">{one.images:,}</span>'
+        f'<span class="line">border {text.percent(one.border)}, corners {text.percent(one.corners)}</span>'
+        "</figcaption></figure>"
+        for one in found.classes[:MEAN_MAPS]
+    )
+    more = (
+        f" The {MEAN_MAPS} most frequent of {len(found.classes):,} classes." if len(found.classes) > MEAN_MAPS else ""
+    )
+    parts = [
+        f'<p class="say">{escape(_dataset_headline(found))}</p><h3>Mean map of each predicted class</h3>',
+        f'<p class="small">One scale, up to ±{size}; the number of images; and how much of the positive values lies in the '
+        f"outermost patches ({text.percent(found.border_area)} of the area) and in the corners "
+        f"({text.percent(found.corner_area)}). Much more than their area suggests that the model reads the background, a "
+        f'marker or a watermark.{more}</p><div class="maps means">{figures}</div>',
+    ]
+    if found.unlike:
+        rows = [(one.number, [one.name, one.label, f"{one.correlation:.2f}"]) for one in found.unlike]
+        parts.append("<h3>Images that differ most from the mean map of their class</h3>")
+        parts.append(_linked_table(["image", "class", "correlation"], rows, link))
+    if found.disagreements is not None:
+        rows = [
+            (one.number, [one.name, *one.labels, "" if one.correlation is None else f"{one.correlation:.2f}"])
+            for one in found.disagreements
+        ]
+        parts.append(f"<h3>Images on which the two models disagree most ({found.compared:,} were compared)</h3>")
+        parts.append(_linked_table(["image", "earlier run", "this run", "correlation of maps"], rows, link))
+    return "".join(parts)
+
+
+def _dataset_headline(found: DataSetSummary) -> str:
+    """Return the most frequent class and where the model looks over all images, in everyday words."""
+    first = found.classes[0]
+    border = sum(one.border * one.images for one in found.classes) / found.images
+    often = f"{found.images:,} images; most often predicted: {first.label} ({first.images:,})."
+    share = f"{text.percent(border)} of the positive values lie at the border of the crop"
+    return f"{often} {share}, which is {text.percent(found.border_area)} of the area."
+
+
+def _linked_table(
+    headings: Sequence[str], rows: Sequence[tuple[int, Sequence[str]]], link: Callable[[int], str]
+) -> str:
+    """Return a table whose first column links to images of the report."""
+    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
+    body = ""
+    for number, (first, *rest) in rows:
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in rest)
+        body += f'<tr><td><a href="{link(number)}">{escape(first)}</a></td>{cells}</tr>'
+    label = escape(", ".join(headings))
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{label}"><table class="linked">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )

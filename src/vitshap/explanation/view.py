@@ -47,7 +47,9 @@ def view_data(e: Explanation, size: tuple[int, int] | None = None) -> dict[str, 
         "unit": e.unit,
         "outputs": "output" if e.unit == "output" else "probability",
         "additive": e.additive,
-        "predictions": [{"index": i, "name": e._name(i), "probability": rounded(float(outputs[i]))} for i in predictions],
+        "predictions": [
+            {"index": i, "name": e._name(i), "probability": rounded(float(outputs[i]))} for i in predictions
+        ],
         "classes": [_class(e, column) for column in range(e.classes.shape[1])],
         "evaluations": e.evaluations,
         "seconds": rounded(e.seconds),

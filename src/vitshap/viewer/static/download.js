@@ -7,6 +7,7 @@ import { scaleText } from "./small-maps.js";
 
 const PICTURE_PIXELS = 1200;
 const PHOTO_PIXELS = 960;
+const REPORT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
 
 function fileName(viewer, ending) {
   const photo = (viewer.name || "photo").replace(/^.*[\\/]/, "").replace(/\.\w+$/, "");
@@ -65,37 +66,37 @@ async function joinedScript(address, done = new Set()) {
   return script + source.replace(/^import .*;$/gm, "").replace(/^export /gm, "");
 }
 
+function escaped(text) {
+  return text.replace(/[&<>"']/g, (letter) => `&#${letter.charCodeAt(0)};`);
+}
+
+function cardHtml(viewer) {
+  const others = [...viewer.explanations.values()].filter((one) => one !== viewer.explanation).map(plainData);
+  const stored = { ...plainData(viewer.explanation), picture: photoAddress(viewer.photo), curve: viewer.curve, others, name: viewer.name };
+  const warnings = (viewer.explanation.warnings ?? []).map((one) => `<p class="warning">${escaped(one)}</p>`).join("");
+  return `<article class="card"><header><h2>${escaped(viewer.name)}</h2><p class="say">${escaped(headlineOf(viewer.explanation, viewer.curve))}</p></header>`
+    + `${warnings}<div class="view"><script type="application/json">${JSON.stringify(stored).replace(/</g, "\\u003c")}</script></div></article>`;
+}
+
+// A page of its own, written as text: this page's policy allows neither inline style nor inline script.
 export async function saveReport(viewers, here) {
   const at = (name) => new URL(name, here).href;
   const [script, style] = [await joinedScript(at("report.js")), await (await fetch(at("style.css"))).text()];
-  const page = document.implementation.createHTMLDocument("What the model looks at");
-  const meta = (attributes) => page.head.append(Object.assign(page.createElement("meta"), attributes));
-  meta({ name: "viewport", content: "width=device-width, initial-scale=1" });
-  meta({ httpEquiv: "Content-Security-Policy", content: "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'" });
-  const put = (parent, tag, text, attributes = {}) => {
-    const node = page.createElement(tag);
-    node.textContent = text;
-    for (const [name, value] of Object.entries(attributes)) { node.setAttribute(name, value); }
-    parent.append(node);
-    return node;
-  };
-  put(page.head, "style", style);
-  const top = put(page.body, "header", "", { class: "top" });
-  put(put(top, "div", ""), "h1", "What the model looks at");
-  put(top, "button", "Theme: system", { id: "theme", type: "button" });
-  const main = put(page.body, "main", "");
-  for (const viewer of viewers) {
-    const card = put(main, "article", "", { class: "card" });
-    const head = put(card, "header", "");
-    put(head, "h2", viewer.name);
-    put(head, "p", headlineOf(viewer.explanation, viewer.curve), { class: "say" });
-    for (const warning of viewer.explanation.warnings ?? []) { put(card, "p", warning, { class: "warning" }); }
-    const others = [...viewer.explanations.values()].filter((one) => one !== viewer.explanation).map(plainData);
-    const stored = { ...plainData(viewer.explanation), picture: photoAddress(viewer.photo), curve: viewer.curve, others, name: viewer.name };
-    put(put(card, "div", "", { class: "view" }), "script", JSON.stringify(stored).replace(/</g, "\\u003c"), { type: "application/json" });
-  }
-  put(page.body, "script", `"use strict";\n(() => {\n${script}\n})();`.replace(/<\/script/gi, "<\\/script"));
-  saveFile(fileName(viewers[0], "-report.html"), `<!doctype html>\n${page.documentElement.outerHTML}`, "text/html");
+  const page = `<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>What the model looks at</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="${REPORT_POLICY}">
+<link rel="icon" href="data:,"><style>
+${style}</style></head>
+<body><header class="top"><div><h1>What the model looks at</h1></div><button type="button" id="theme" hidden>Theme: system</button></header>
+<main>${viewers.map(cardHtml).join("\n")}</main>
+<script>
+"use strict";
+(() => {
+${script.replace(/<\/(?=script)/gi, "<\\/")}
+})();
+</script></body></html>`;
+  saveFile(fileName(viewers[0], "-report.html"), page, "text/html");
 }
 
 function photoAddress(photo) {
