@@ -92,7 +92,7 @@ def removal_curve(model: MaskedModel, pixels: Tensor, explanation: Explanation, 
     parts = list(game.stream(coalitions.to(game.device))) if shown else []
     outputs = torch.cat(parts, 1)[0].float().cpu() if parts else torch.empty(0, game.num_outputs)
     empty, full = game.null.float().cpu(), game.grand.float().cpu()  # [1, K]
-    removed, *added = outputs.view(2 + RANDOM_ORDERS, len(inner), -1)
+    removed, *added = outputs.view(2 + RANDOM_ORDERS, len(inner), game.num_outputs)
     curves = [torch.cat([empty, part, full]) for part in added]
     random = torch.stack([curve[:, index] for curve in curves[1:]])
     return RemovalCurve(index, order, counts, torch.cat([full, removed, empty]), curves[0], random)

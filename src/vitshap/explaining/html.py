@@ -17,7 +17,7 @@ from PIL import Image
 
 from vitshap import plots
 from vitshap.explaining import text
-from vitshap.explaining.dataset import DataSetSummary
+from vitshap.explaining.dataset import FEWEST, DataSetSummary
 from vitshap.explaining.entries import Explained, Patch, Summary, patches, printable
 from vitshap.explanation import Explanation, view_data
 from vitshap.viewer import photo_uri, view_html
@@ -190,7 +190,8 @@ def figure_html(image: Image.Image, caption: str) -> str:
 
 def dataset_html(found: DataSetSummary, link: Callable[[int], str]) -> str:
     """Return the page of the data set; ``link`` is the address of an image by its number."""
-    limit = max(float(abs(one.mean).max()) for one in found.classes) or 1.0
+    several = [one for one in found.classes if one.images >= FEWEST] or found.classes
+    limit = max(float(abs(one.mean).max()) for one in several) or 1.0  # the map of one image would dwarf mean maps
     size = text.with_unit(text.size_text(limit, found.unit), found.unit)
     figures = "".join(
         f'<figure><img src="{photo_uri(plots.overlay_png(one.mean, limit=limit, max_side=MEAN_SIDE), most=MEAN_SIDE)}" '
@@ -219,7 +220,9 @@ def dataset_html(found: DataSetSummary, link: Callable[[int], str]) -> str:
             (one.number, [one.name, *one.labels, "" if one.correlation is None else f"{one.correlation:.2f}"])
             for one in found.disagreements
         ]
-        parts.append(f"<h3>Images on which the two models disagree most ({found.compared:,} were compared)</h3>")
+        parts.append(
+            f"<h3>Images on which this run and the earlier one disagree most ({found.compared:,} were compared)</h3>"
+        )
         parts.append(_linked_table(["image", "earlier run", "this run", "correlation of maps"], rows, link))
     return "".join(parts)
 
