@@ -1,4 +1,4 @@
-"""The notebook in the docs runs from its first cell to its last, and its stored outputs are of the kinds that a run gives."""
+"""The notebook in the docs runs from its first cell to its last, and its stored outputs are like those of a run."""
 
 from __future__ import annotations
 

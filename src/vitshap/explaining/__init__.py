@@ -34,6 +34,6 @@ __all__ = [
     "open_model",
     "patches",
     "prepare_photo",
-    "read_run",
     "read_photo",
+    "read_run",
 ]

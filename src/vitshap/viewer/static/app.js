@@ -98,13 +98,15 @@ class Pane extends EventTarget {
     const { explanation, curve } = this.viewer;
     this.headline.textContent = headlineOf(explanation, curve);
     const warnings = [...explanation.warnings ?? []];
+    const notes = this.viewer.photo ? [] : ["this browser cannot show the file itself: the map is drawn alone"];
     const best = explanation.predictions[0].probability;
     const threshold = this.model.low_confidence;
     if (typeof threshold === "number" && best < threshold && !warnings.some((one) => one.startsWith("low confidence"))) {
       warnings.push(`low confidence: best of ${explanation.predictions.length} classes ${outputText(best)} (threshold ${Math.round(100 * threshold)} %)`);
     }
     this.messages.replaceChildren(...warnings.map((one) => element("p", { class: "warning" }, element("strong", {}, "Warning: "), one,
-      one.startsWith("low confidence") ? ". Perhaps none of the classes fits; then the map explains a guess." : "")));
+      one.startsWith("low confidence") ? ". Perhaps none of the classes fits; then the map explains a guess." : "")),
+    ...notes.map((one) => element("p", { class: "note" }, element("strong", {}, "Note: "), one)));
   }
 }
 

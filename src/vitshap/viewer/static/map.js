@@ -32,7 +32,7 @@ export class PatchMap {
     const { explanation, index } = viewer;
     const [left, top, right, bottom] = windowOf(explanation);
     const aspect = (right - left) / (bottom - top);
-    this.node.style.setProperty("--aspect", aspect);
+    (this.node.parentElement ?? this.node).style.setProperty("--aspect", aspect);
     const width = Math.round(Math.min(this.node.clientWidth * Math.min(devicePixelRatio, 2), MOST_PIXELS));
     if (width === 0) { return; }
     const height = Math.max(Math.round(width / aspect), 1);

@@ -173,10 +173,10 @@ function coverHidden(context, explanation, hidden, cellAt, width) {
   context.save();
   context.beginPath();
   for (const cell of cells) { context.rect(...cellAt(cell)); }
-  context.fillStyle = "#3b4150";
+  context.fillStyle = "#2b303b";
   context.fill();
   context.clip();
-  context.strokeStyle = "#565e70";
+  context.strokeStyle = "#7d8696";
   context.lineWidth = Math.max(width / 450, 1);
   const step = Math.max(width / 70, 6);
   context.beginPath();

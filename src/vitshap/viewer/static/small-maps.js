@@ -132,7 +132,7 @@ export class Methods {
     const facts = `${plural(explanation.evaluations, "evaluation")}, ${secondsText(explanation.seconds)}`;
     const lines = [facts, own ? `own scale ${scaleText(limit, explanation.unit)}` : null, accuracyText(explanation, viewer.index)];
     const caption = element("figcaption", {}, element("span", { class: "name" }, method),
-      element("span", { class: "n" }, active ? "shown large" : ""),
+      element("span", { class: "n" }, active ? "shown" : ""),
       ...lines.filter(Boolean).map((line) => element("span", { class: "line" }, line)));
     const figure = element("figure", { class: active ? "active" : "" },
       button([smallMap(viewer, explanation, viewer.index, limit, { role: "img", "aria-label": `Map by ${method}` })],
