@@ -53,6 +53,7 @@ def opened(browser: Browser, report: Path) -> Iterator[Tab]:
 
 
 def _wait(opened: Tab) -> None:
+    opened.page.locator(".view").first.scroll_into_view_if_needed()
     opened.until("document.querySelector('.view')?.viewer !== undefined")
 
 

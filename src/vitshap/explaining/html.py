@@ -149,9 +149,9 @@ def _technical(entry: Explained, summary: Summary) -> str:
     converged = text.convergence(explanation)
     facts += [] if converged is None else [("accuracy", converged)]
     for index in entry.classes:
-        ends = _ends(entry, index, summary)
-        if ends is not None:
-            facts.append((entry.label(index), f"{ends[0]} with no patch, {ends[1]} with all: {ends[2]}"))
+        ends, accuracy = _ends(entry, index, summary), text.accuracy(entry, index)
+        added = "values do not add up" if ends is None else f"{ends[0]} with no patch, {ends[1]} with all: {ends[2]}"
+        facts.append((entry.label(index), added if accuracy is None else f"{added}; {accuracy}"))
     return pairs_html(facts)
 
 
