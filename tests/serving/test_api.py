@@ -199,7 +199,9 @@ def test_concurrent_requests_share_forward_passes_and_get_their_own_answers(bund
         targets = ["predicted", "all", "bee"]
 
         def ask(i: int) -> dict[str, Any]:
-            return client.post("/v1/explanations", params={"target": targets[i % 3]}, files={"image": photos[i % 12]}).json()
+            return client.post(
+                "/v1/explanations", params={"target": targets[i % 3]}, files={"image": photos[i % 12]}
+            ).json()
 
         with ThreadPoolExecutor(24) as pool:
             answers = list(pool.map(ask, range(72)))
@@ -281,7 +283,9 @@ def test_a_full_server_answers_429_and_a_slow_request_503(busy: tuple[httpx.Clie
         slow = pool.submit(client.post, "/v1/explanations", params=params, files=FORM)
         wait_for(lambda: serving.admitted["long"] == 1)
         refused = client.post("/v1/explanations", params=params, files=FORM)
-        assert client.post("/v1/explanations", files=FORM).status_code == 200  # short requests do not wait for long ones
+        assert (
+            client.post("/v1/explanations", files=FORM).status_code == 200
+        )  # short requests do not wait for long ones
         assert _error(slow.result()) == (503, "time_limit")
     assert _error(refused) == (429, "busy")
     assert 1 <= int(refused.headers["retry-after"]) <= 30
@@ -302,7 +306,10 @@ def test_a_client_that_goes_away_cancels_the_work(bundle: Path, streams: bool) -
         seen: list[Any] = []
         submit = model.long.submit
         model.long.submit = lambda job: (seen.append(job), submit(job))  # type: ignore[method-assign,assignment]
-        params, headers = {"method": "kernelshap", "budget": 65_536}, {"Accept": "application/x-ndjson" if streams else "*/*"}
+        params, headers = (
+            {"method": "kernelshap", "budget": 65_536},
+            {"Accept": "application/x-ndjson" if streams else "*/*"},
+        )
         own = httpx.Client(base_url=client.base_url, trust_env=False, timeout=60)
 
         def ask() -> None:

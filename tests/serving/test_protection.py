@@ -21,7 +21,9 @@ def _status(client: httpx.Client, **headers: str) -> int:
     return client.post("/v1/explanations", files=FORM, headers=headers).status_code
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "[", "10.0.0.1"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "[", "10.0.0.1"]
+)
 def test_other_names_of_the_server_are_refused(client: httpx.Client, host: str) -> None:
     assert _status(client, Host=host) == 403
     assert client.get("/healthz", headers={"Host": host}).status_code == 403

@@ -50,7 +50,9 @@ def test_a_server_loads_answers_and_finishes_what_is_under_way(bundle: Path, num
 
     def ask() -> None:
         address = f"{url}/v1/explanations"
-        found = httpx.post(address, params=PARAMS, files={"image": photo()}, headers=HEADERS, timeout=90, trust_env=False)
+        found = httpx.post(
+            address, params=PARAMS, files={"image": photo()}, headers=HEADERS, timeout=90, trust_env=False
+        )
         answers.append(found)
 
     try:
@@ -67,7 +69,9 @@ def test_a_server_loads_answers_and_finishes_what_is_under_way(bundle: Path, num
         wait_for(lambda: 'kind="long"} 2.0' in _get(url, "/metrics").text)  # type: ignore[union-attr]
         process.send_signal(number)
         stopping: list[httpx.Response | None] = []
-        wait_for(lambda: stopping.append(_get(url, "/readyz")) or stopping[-1] is None or stopping[-1].status_code == 503)
+        wait_for(
+            lambda: stopping.append(_get(url, "/readyz")) or stopping[-1] is None or stopping[-1].status_code == 503
+        )
         assert stopping[-1] is not None
         assert stopping[-1].json()["error"]["code"] == "stopping"
         for thread in threads:
@@ -100,7 +104,9 @@ def test_a_second_signal_ends_it_before_the_work_is_done(bundle: Path) -> None:
 
     def ask() -> None:
         with pytest.raises(httpx.TransportError):
-            httpx.post(f"{url}/v1/explanations", params=PARAMS | {"budget": 65_536}, files={"image": photo()}, timeout=90)
+            httpx.post(
+                f"{url}/v1/explanations", params=PARAMS | {"budget": 65_536}, files={"image": photo()}, timeout=90
+            )
 
     thread = threading.Thread(target=ask)
     thread.start()

@@ -116,10 +116,9 @@ def serve(config: Any, serving: Any) -> int:
             return await super().on_tick(counter)
 
     with warnings.catch_warnings():
-        from PIL import Image
-
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit of pixels is lower
-        warnings.filterwarnings("ignore", module="pydicom")  # they quote values of the file
+        warnings.filterwarnings(
+            "ignore", module="PIL|pydicom"
+        )  # about photos, whose errors are answered; they quote tags
         server = Server(config)
         try:
             server.run()
