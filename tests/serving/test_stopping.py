@@ -1,4 +1,4 @@
-"""The command in a process of its own: 503 while loading and stopping, what is under way is finished, no secret is printed."""
+"""The command in a process of its own: 503 while loading and stopping, what is under way is finished, no secret printed."""
 
 from __future__ import annotations
 
