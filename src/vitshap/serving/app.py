@@ -10,13 +10,14 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, StreamingResponse
+from pydantic.json_schema import SkipJsonSchema
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 from vitshap._version import __version__
 from vitshap.errors import first_line
 from vitshap.serving import schemas, uploads
-from vitshap.serving.models import LongJob, PredictJob, ServedModel
+from vitshap.serving.models import LongJob, PredictJob, ServedModel, offered_methods
 from vitshap.serving.protection import Protection
 from vitshap.serving.schemas import NDJSON, ApiError, encode, json_response
 from vitshap.serving.state import Serving
@@ -84,7 +85,11 @@ def _add_status_routes(app: FastAPI, serving: Serving, secured: bool) -> None:
 
 def _add_model_routes(app: FastAPI, serving: Serving, secured: bool) -> None:
     name = Query(description="A name of /v1/models.", json_schema_extra={"enum": serving.names})
-    method = Query(max_length=60, description="A name of the model's methods; default: its first.")
+    method = Query(
+        max_length=60,
+        description="A name of the model's methods; default: its first.",
+        json_schema_extra={"enum": offered_methods()},
+    )
     target = Query(
         min_length=1,
         max_length=500,
@@ -110,9 +115,9 @@ def _add_model_routes(app: FastAPI, serving: Serving, secured: bool) -> None:
     async def explanations(
         request: Request,
         model: Annotated[str, name] = serving.names[0],
-        method: Annotated[str | None, method] = None,
+        method: Annotated[str | SkipJsonSchema[None], method] = None,
         target: Annotated[str, target] = "predicted",
-        budget: Annotated[int | None, budget] = None,
+        budget: Annotated[int | SkipJsonSchema[None], budget] = None,
     ) -> Response:
         """Explain a photo. With ``Accept: application/x-ndjson`` lines of JSON report the progress of a sampling method."""
         return await _explain(serving, request, model, method, target, budget)

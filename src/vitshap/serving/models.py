@@ -215,7 +215,7 @@ class ServedModel:
 
     def _candidates(self) -> list[str]:
         first = EXPLAINER if self.choice.kind == "bundle" else DEFAULT_METHOD
-        others = [name for name in list_methods() if name not in (EXPLAINER, RANDOM, first)]
+        others = [name for name in offered_methods() if name not in (EXPLAINER, first)]
         small = self.model.num_players <= EXACT_PLAYERS
         return [first, *(name for name in others if name != "exact" or small)]
 
@@ -381,6 +381,11 @@ class ServedModel:
 
 
 _NO_PICTURE = Image.new("RGB", (1, 1))
+
+
+def offered_methods() -> list[str]:
+    """Return the names of all methods that some model may offer."""
+    return [name for name in list_methods() if name != RANDOM]
 
 
 def numbers(values: Tensor) -> list[float]:
