@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "VITSHAP_TOKEN"
 SHORTEST_TOKEN = 16
+KEEP_ALIVE = 60
+"""Seconds after which an idle connection is closed: more than the longest Retry-After."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ def server_config(app: Any, host: str, port: int, time_limit: float) -> Any:
         log_level="warning",
         access_log=False,
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=int(time_limit) + 1,
     )
 

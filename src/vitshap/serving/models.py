@@ -336,6 +336,7 @@ class ServedModel:
         """Return an explanation as plain data."""
         e = entry.explanation
         errors = None if e.stderr is None else e.stderr[0].T
+        reliable = [None] * len(entry.classes) if errors is None else numbers(reliability_from_errors(e)[0])
         classes = []
         for column, (index, values) in enumerate(zip(entry.classes, e.values[0].T, strict=True)):
             classes.append(
@@ -346,7 +347,7 @@ class ServedModel:
                     "base": None if e.base_values is None else float(e.base_values[0, column]),
                     "values": numbers(values),
                     "stderr": None if errors is None else numbers(errors[column]),
-                    "reliability": text.reliability(entry, index),
+                    "reliability": reliable[column],
                 }
             )
         return {
@@ -363,7 +364,7 @@ class ServedModel:
             "classes": classes,
             "evaluations": e.evaluations,
             "seconds": round(e.seconds, 4),
-            "reliability": classes[0]["reliability"],
+            "reliability": reliable[0],
             "warnings": [*source.warnings, *entry.warnings],
             "notes": [*entry.notes, *text.hints(entry)],
         }
