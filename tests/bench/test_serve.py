@@ -1,4 +1,4 @@
-"""``vitshap bench serve`` with a small explainer: the tables are complete and agree with each other; no time is asserted."""
+"""``vitshap bench serve`` with a small explainer: its tables are complete; no time is asserted."""
 
 from __future__ import annotations
 
