@@ -208,7 +208,7 @@ def test_no_patient_tag_reaches_a_report_json_log_or_error(
     recwarn.clear()
     caplog.set_level(logging.DEBUG)
     options = ["--bundle", str(bundle), "--out", str(tmp_path / "out"), "--json", str(tmp_path / "out.jsonl")]
-    result = CliRunner().invoke(app, ["explain", str(scans), *options])
+    result = CliRunner().invoke(app, ["explain", str(scans), "--top", "1", *options])
     assert result.exit_code == 1, result.output
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert {Path(line["file"]).name: "error" in line for line in lines}["good.dcm"] is False

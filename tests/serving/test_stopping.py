@@ -13,7 +13,7 @@ import pytest
 
 from tests.serving.running import address, command, photo, wait_for
 
-PARAMS = {"method": "kernelshap", "budget": 3000}
+PARAMS = {"method": "kernelshap", "budget": 1500}
 TOKEN = "a-token-of-some-length"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 

@@ -16,7 +16,7 @@ from starlette.staticfiles import StaticFiles
 
 from vitshap._version import __version__
 from vitshap.errors import first_line
-from vitshap.serving import schemas, uploads
+from vitshap.serving import answers, schemas, uploads
 from vitshap.serving.models import LongJob, PredictJob, ServedModel, offered_methods
 from vitshap.serving.protection import Protection
 from vitshap.serving.schemas import NDJSON, ApiError, encode, json_response
@@ -102,7 +102,7 @@ def _add_model_routes(app: FastAPI, serving: Serving, secured: bool) -> None:
     async def models() -> Response:
         """List the models, the default first, with their classes and methods."""
         serving.require_ready()
-        found = [model.info(index == 0) for index, model in enumerate(serving.models.values())]
+        found = [answers.model_info(model, index == 0) for index, model in enumerate(serving.models.values())]
         return json_response({"models": found})
 
     @app.post(
@@ -144,7 +144,7 @@ def _add_model_routes(app: FastAPI, serving: Serving, secured: bool) -> None:
                 job = PredictJob(photo=photo, coalitions=coalitions)
                 served.quick.submit(job)
                 outputs = await _result(job, request)
-                return json_response(await serving.in_decoder(served.predictions, *outputs))
+                return json_response(await serving.in_decoder(answers.predictions, served, *outputs))
 
 
 async def _explain(
@@ -163,7 +163,7 @@ async def _explain(
             del body, content
             if quick or not streams:
                 entry = await _result(served.start_explanation(photo, target, source), request)
-                content = await serving.in_decoder(lambda: encode(served.explanation(entry, source)))
+                content = await serving.in_decoder(lambda: encode(answers.explanation(served, entry, source)))
                 if not streams:
                     return Response(content, media_type="application/json")
                 return Response(b'{"type":"result",' + content[1:] + b"\n", media_type=NDJSON)
@@ -178,23 +178,23 @@ async def _progress_lines(
     loop, waiting = asyncio.get_running_loop(), asyncio.Queue[Any]()
     until = loop.time() + serving.limits.seconds
 
-    def tell(progress: Any) -> None:
-        loop.call_soon_threadsafe(waiting.put_nowait, progress)
+    def tell(line: dict[str, Any] | None) -> None:
+        loop.call_soon_threadsafe(waiting.put_nowait, line)
 
     gone = asyncio.ensure_future(_disconnected(request))
     gone.add_done_callback(lambda _: waiting.put_nowait(None))
-    job.progress = tell
+    job.progress = lambda estimate: tell(answers.progress(estimate, job.source.budget))
     job.result.add_done_callback(lambda _: tell(None))
     try:
         with serving.admission("long"):
             served.long.submit(job)
             try:
-                while (progress := await asyncio.wait_for(waiting.get(), until - loop.time())) is not None:
-                    yield encode(progress) + b"\n"
+                while (line := await asyncio.wait_for(waiting.get(), until - loop.time())) is not None:
+                    yield encode(line) + b"\n"
             except TimeoutError:
                 raise serving.over_time() from None
             if not gone.done():
-                found = await serving.in_decoder(served.explanation, await _result(job), job.source)
+                found = await serving.in_decoder(answers.explanation, served, await _result(job), job.source)
                 yield encode({"type": "result", **found}) + b"\n"
     except ApiError as error:
         yield encode({"type": "error", **error.content()}) + b"\n"
