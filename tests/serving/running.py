@@ -47,12 +47,12 @@ def server(
         thread.join(30)
 
 
-def wait_for(condition: Any, limit: float = 60.0) -> None:
+def wait_for(condition: Any, limit: float = 60.0, every: float = 0.01) -> None:
     """Wait until a condition holds."""
     until = time.monotonic() + limit
     while not condition():
         assert time.monotonic() < until, "it took too long"
-        time.sleep(0.01)
+        time.sleep(every)
 
 
 def command(*arguments: object, port: int = 0, **variables: str) -> subprocess.Popen[str]:

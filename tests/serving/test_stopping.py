@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -15,13 +16,14 @@ from tests.serving.running import address, command, photo, wait_for
 
 PARAMS = {"method": "kernelshap", "budget": 1500}
 TOKEN = "a-token-of-some-length"
+CLIENT = httpx.Client(trust_env=False)
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 
 
 def _get(url: str, path: str) -> httpx.Response | None:
     """Return the answer; None if there is no server."""
     try:
-        return httpx.get(url + path, headers=HEADERS, trust_env=False, timeout=5)
+        return CLIENT.get(url + path, headers={**HEADERS, "Connection": "close"}, timeout=5)
     except httpx.TransportError:
         return None
 
@@ -56,7 +58,7 @@ def test_a_server_loads_answers_and_finishes_what_is_under_way(bundle: Path, num
         answers.append(found)
 
     try:
-        wait_for(lambda: _ready(url, statuses), 90)
+        wait_for(lambda: _ready(url, statuses), 90, every=0.1)
         assert set(statuses) == {200, 503}
         own = socket.gethostbyname(socket.gethostname())
         if not own.startswith("127."):
@@ -101,24 +103,25 @@ def test_an_idle_server_stops_at_once_although_a_connection_is_open(bundle: Path
 def test_a_second_signal_ends_it_before_the_work_is_done(bundle: Path) -> None:
     process = command("--bundle", bundle, "--time-limit", 600)
     url = address(process)
+    answers: list[int] = []
 
     def ask() -> None:
-        with pytest.raises(httpx.TransportError):
-            httpx.post(
-                f"{url}/v1/explanations", params=PARAMS | {"budget": 65_536}, files={"image": photo()}, timeout=90
+        params = PARAMS | {"budget": 65_536}
+        with suppress(httpx.TransportError):
+            answers.append(
+                CLIENT.post(f"{url}/v1/explanations", params=params, files={"image": photo()}, timeout=90).status_code
             )
 
     thread = threading.Thread(target=ask)
     thread.start()
-    wait_for(lambda: 'kind="long"} 1.0' in httpx.get(f"{url}/metrics", trust_env=False).text)
+    wait_for(lambda: 'kind="long"} 1.0' in _get(url, "/metrics").text)  # type: ignore[union-attr]
     process.send_signal(signal.SIGTERM)
     time.sleep(0.5)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    started = time.monotonic()
     process.wait(60)
     thread.join(60)
-    assert time.monotonic() - started < 60
+    assert 200 not in answers
 
 
 @pytest.mark.long
