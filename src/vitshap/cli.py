@@ -162,6 +162,6 @@ def main() -> None:
         app()
     except SystemExit as end:
         code = 128 + signal.SIGTERM if stopped and end.code else end.code
-        if sys.argv[1:2] == ["explain"] and (code is None or isinstance(code, int)):
-            leave(code or 0)  # its files are complete: the libraries' own clean-up takes more than a second
+        if sys.argv[1:2] in (["explain"], ["serve"]) and (code is None or isinstance(code, int)):
+            leave(code or 0)  # all is done: the libraries' own clean-up takes more than a second
         raise SystemExit(code) from end

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import importlib
 import io
+import logging
 import os
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
@@ -51,6 +55,9 @@ _PIXEL_TAGS = (
 )
 
 
+_ONE_AT_A_TIME = threading.Lock()
+
+
 class UnreadableDicom(ValueError):
     """A DICOM file that has no picture to show, with the reason; never with a value from the file."""
 
@@ -82,8 +89,7 @@ def read_dicom(file: str | os.PathLike[str] | BinaryIO, /, *, most_pixels: int |
         pydicom: Any = importlib.import_module("pydicom")
     except ImportError:
         _fail('it is a DICOM file, and pydicom is not installed: pip install "vitshap[dicom]"')
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pydicom's quote values of the file
+    with _silent_pydicom():
         dataset = _read(pydicom, file)
         _check(dataset, most_pixels)
         try:
@@ -92,6 +98,23 @@ def read_dicom(file: str | os.PathLike[str] | BinaryIO, /, *, most_pixels: int |
             raise
         except Exception as error:
             _fail(_undecoded(dataset, error))
+
+
+@contextmanager
+def _silent_pydicom() -> Iterator[None]:
+    """Suppress pydicom's warnings and log, which quote values of the file; one file at a time, as filters are global."""
+    log = logging.getLogger("pydicom")
+
+    def drop(record: logging.LogRecord) -> bool:
+        return False
+
+    with _ONE_AT_A_TIME, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        log.addFilter(drop)
+        try:
+            yield
+        finally:
+            log.removeFilter(drop)
 
 
 def _read(pydicom: Any, file: BinaryIO) -> Any:

@@ -10,13 +10,14 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, StreamingResponse
+from pydantic.json_schema import SkipJsonSchema
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 from vitshap._version import __version__
 from vitshap.errors import first_line
-from vitshap.serving import schemas, uploads
-from vitshap.serving.models import LongJob, PredictJob, ServedModel
+from vitshap.serving import answers, schemas, uploads
+from vitshap.serving.models import LongJob, PredictJob, ServedModel, offered_methods
 from vitshap.serving.protection import Protection
 from vitshap.serving.schemas import NDJSON, ApiError, encode, json_response
 from vitshap.serving.state import Serving
@@ -84,7 +85,11 @@ def _add_status_routes(app: FastAPI, serving: Serving, secured: bool) -> None:
 
 def _add_model_routes(app: FastAPI, serving: Serving, secured: bool) -> None:
     name = Query(description="A name of /v1/models.", json_schema_extra={"enum": serving.names})
-    method = Query(max_length=60, description="A name of the model's methods; default: its first.")
+    method = Query(
+        max_length=60,
+        description="A name of the model's methods; default: its first.",
+        json_schema_extra={"enum": offered_methods()},
+    )
     target = Query(
         min_length=1,
         max_length=500,
@@ -97,7 +102,7 @@ def _add_model_routes(app: FastAPI, serving: Serving, secured: bool) -> None:
     async def models() -> Response:
         """List the models, the default first, with their classes and methods."""
         serving.require_ready()
-        found = [model.info(index == 0) for index, model in enumerate(serving.models.values())]
+        found = [answers.model_info(model, index == 0) for index, model in enumerate(serving.models.values())]
         return json_response({"models": found})
 
     @app.post(
@@ -110,9 +115,9 @@ def _add_model_routes(app: FastAPI, serving: Serving, secured: bool) -> None:
     async def explanations(
         request: Request,
         model: Annotated[str, name] = serving.names[0],
-        method: Annotated[str | None, method] = None,
+        method: Annotated[str | SkipJsonSchema[None], method] = None,
         target: Annotated[str, target] = "predicted",
-        budget: Annotated[int | None, budget] = None,
+        budget: Annotated[int | SkipJsonSchema[None], budget] = None,
     ) -> Response:
         """Explain a photo. With ``Accept: application/x-ndjson`` lines of JSON report the progress of a sampling method."""
         return await _explain(serving, request, model, method, target, budget)
@@ -139,7 +144,7 @@ def _add_model_routes(app: FastAPI, serving: Serving, secured: bool) -> None:
                 job = PredictJob(photo=photo, coalitions=coalitions)
                 served.quick.submit(job)
                 outputs = await _result(job, request)
-                return json_response(await serving.in_decoder(served.predictions, *outputs))
+                return json_response(await serving.in_decoder(answers.predictions, served, *outputs))
 
 
 async def _explain(
@@ -158,7 +163,7 @@ async def _explain(
             del body, content
             if quick or not streams:
                 entry = await _result(served.start_explanation(photo, target, source), request)
-                content = await serving.in_decoder(lambda: encode(served.explanation(entry, source)))
+                content = await serving.in_decoder(lambda: encode(answers.explanation(served, entry, source)))
                 if not streams:
                     return Response(content, media_type="application/json")
                 return Response(b'{"type":"result",' + content[1:] + b"\n", media_type=NDJSON)
@@ -173,23 +178,23 @@ async def _progress_lines(
     loop, waiting = asyncio.get_running_loop(), asyncio.Queue[Any]()
     until = loop.time() + serving.limits.seconds
 
-    def tell(progress: Any) -> None:
-        loop.call_soon_threadsafe(waiting.put_nowait, progress)
+    def tell(line: dict[str, Any] | None) -> None:
+        loop.call_soon_threadsafe(waiting.put_nowait, line)
 
     gone = asyncio.ensure_future(_disconnected(request))
     gone.add_done_callback(lambda _: waiting.put_nowait(None))
-    job.progress = tell
+    job.progress = lambda estimate: tell(answers.progress(estimate, job.source.budget))
     job.result.add_done_callback(lambda _: tell(None))
     try:
         with serving.admission("long"):
             served.long.submit(job)
             try:
-                while (progress := await asyncio.wait_for(waiting.get(), until - loop.time())) is not None:
-                    yield encode(progress) + b"\n"
+                while (line := await asyncio.wait_for(waiting.get(), until - loop.time())) is not None:
+                    yield encode(line) + b"\n"
             except TimeoutError:
                 raise serving.over_time() from None
             if not gone.done():
-                found = await serving.in_decoder(served.explanation, await _result(job), job.source)
+                found = await serving.in_decoder(answers.explanation, served, await _result(job), job.source)
                 yield encode({"type": "result", **found}) + b"\n"
     except ApiError as error:
         yield encode({"type": "error", **error.content()}) + b"\n"

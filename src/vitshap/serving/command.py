@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "VITSHAP_TOKEN"
 SHORTEST_TOKEN = 16
+KEEP_ALIVE = 60
+"""Seconds after which an idle connection is closed: more than the longest Retry-After."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,6 @@ def run(options: Options) -> int:
     """Serve until SIGINT or SIGTERM, finish what is under way, and return the exit code."""
     with user_errors(resumes=False):
         try:
-            import uvicorn
-
             from vitshap.serving.app import create_app
             from vitshap.serving.state import Serving
             from vitshap.serving.uploads import Limits
@@ -77,16 +77,23 @@ def run(options: Options) -> int:
         serving = Serving(choices, limits, str(resolve_device(options.device)))
         hosts, addresses = allowed_hosts(options)
         app = create_app(serving, token=token, hosts=hosts, addresses=addresses)
-        config = uvicorn.Config(
-            app,
-            host=options.host,
-            port=options.port,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=int(options.time_limit) + 1,
-        )
-    return serve(config, serving)
+    return serve(server_config(app, options.host, options.port, options.time_limit), serving)
+
+
+def server_config(app: Any, host: str, port: int, time_limit: float) -> Any:
+    """Return uvicorn's configuration; requests are not logged, since their addresses and headers may hold secrets."""
+    import uvicorn
+
+    return uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=int(time_limit) + 1,
+    )
 
 
 def serve(config: Any, serving: Any) -> int:
@@ -112,10 +119,9 @@ def serve(config: Any, serving: Any) -> int:
             return await super().on_tick(counter)
 
     with warnings.catch_warnings():
-        from PIL import Image
-
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit of pixels is lower
-        warnings.filterwarnings("ignore", module="pydicom")  # they quote values of the file
+        warnings.filterwarnings(
+            "ignore", module="PIL|pydicom"
+        )  # about photos, whose errors are answered; they quote tags
         server = Server(config)
         try:
             server.run()

@@ -22,6 +22,7 @@ class Measured:
         self._registry = CollectorRegistry()
         here: dict[str, Any] = {"registry": self._registry, "namespace": "vitshap"}
         self._responses = Counter("responses", "Responses by address and status.", ["path", "status"], **here)
+        self._seconds = Histogram("response_seconds", "Time from a request to its response.", ["path"], **here)
         self.rejected = Counter("rejected_requests", "Requests answered with 429.", **here)
         self.timeouts = Counter("timed_out_requests", "Requests over their time limit.", **here)
         self.known = Counter("known_photos", "Requests about a photo that was still in memory.", **here)
@@ -33,10 +34,11 @@ class Measured:
         ready = Gauge("ready", "1 if requests are answered, 0 while the server is loading or stopping.", **here)
         ready.set_function(lambda: float(serving.ready))
 
-    def observe_response(self, path: str, status: int) -> None:
-        """Count a response; unknown addresses count as one."""
+    def observe_response(self, path: str, status: int, seconds: float) -> None:
+        """Count a response, and the time until it started; unknown addresses count as one."""
         known = path if path in _PATHS else "/static" if path.startswith("/static/") else "other"
         self._responses.labels(known, str(status)).inc()
+        self._seconds.labels(known).observe(seconds)
 
     def exposition(self) -> bytes:
         """Return all numbers in Prometheus' text format."""

@@ -24,10 +24,9 @@ from torch import Tensor
 
 from vitshap.coalitions import Coalitions
 from vitshap.errors import did_you_mean, first_line
-from vitshap.estimators.estimate import Estimate, reliability_from_errors
-from vitshap.explaining import text
+from vitshap.estimators.estimate import Estimate
 from vitshap.explaining.budget import LADDER
-from vitshap.explaining.entries import Explained, class_label
+from vitshap.explaining.entries import class_label
 from vitshap.explaining.photos import Piped
 from vitshap.explaining.source import DEFAULT_METHOD, EXPLAINER, RANDOM, Source, open_bundle, open_model
 from vitshap.explaining.stream import Prepared, explain_prepared, model_input
@@ -103,7 +102,8 @@ class LongJob(Job):
     photo: SeenPhoto
     target: Target
     source: Source
-    progress: Callable[[dict[str, Any]], object] | None = None
+    progress: Callable[[Estimate], object] | None = None
+    """Called with every partial estimate, in the thread that computes."""
 
 
 class ServedModel:
@@ -215,7 +215,7 @@ class ServedModel:
 
     def _candidates(self) -> list[str]:
         first = EXPLAINER if self.choice.kind == "bundle" else DEFAULT_METHOD
-        others = [name for name in list_methods() if name not in (EXPLAINER, RANDOM, first)]
+        others = [name for name in offered_methods() if name not in (EXPLAINER, first)]
         small = self.model.num_players <= EXACT_PLAYERS
         return [first, *(name for name in others if name != "exact" or small)]
 
@@ -299,100 +299,24 @@ class ServedModel:
         return torch.stack([photo.prepared.pixels for photo in photos]).to(device, dtype)
 
     def _run_long(self, jobs: list[LongJob]) -> list[LongJob]:
-        for job in jobs:
-            source, told = job.source, job.progress
+        (job,) = jobs
 
-            def progress(estimate: Estimate, job: LongJob = job, told: Any = told, source: Source = source) -> None:
-                if job.cancelled:
-                    raise Cancelled
-                if told is not None:
-                    told(_progress(estimate, source.budget))
+        def progress(estimate: Estimate) -> None:
+            if job.cancelled:
+                raise Cancelled
+            if job.progress is not None:
+                job.progress(estimate)
 
-            try:
-                job.finish(explain_prepared([job.photo.prepared], source.with_progress(progress), job.target)[0])
-            except Exception as error:
-                job.fail(error)
+        try:
+            job.finish(explain_prepared([job.photo.prepared], job.source.with_progress(progress), job.target)[0])
+        except Exception as error:
+            job.fail(error)
         return []
-
-    # Answers
-
-    def info(self, default: bool) -> dict[str, Any]:
-        """Return what ``/v1/models`` says about this model."""
-        return {
-            "name": self.name,
-            "kind": self.choice.kind,
-            "default": default,
-            "grid": list(self.model.grid),
-            "num_players": self.model.num_players,
-            "class_names": self.class_names,
-            "methods": self.methods,
-            "sampling_methods": [name for name, source in self.sources.items() if source.method.samples],
-            "low_confidence": self.source.confidence_threshold,
-            "unit": self.model.unit,
-            "description": _described(self.choice),
-        }
-
-    def explanation(self, entry: Explained, source: Source) -> dict[str, Any]:
-        """Return an explanation as plain data."""
-        e = entry.explanation
-        errors = None if e.stderr is None else e.stderr[0].T
-        classes = []
-        for column, (index, values) in enumerate(zip(entry.classes, e.values[0].T, strict=True)):
-            classes.append(
-                {
-                    "index": index,
-                    "name": entry.label(index),
-                    "probability": numbers(e.prediction[0, index : index + 1])[0],
-                    "base": None if e.base_values is None else float(e.base_values[0, column]),
-                    "values": numbers(values),
-                    "stderr": None if errors is None else numbers(errors[column]),
-                    "reliability": text.reliability(entry, index),
-                }
-            )
-        return {
-            "model": self.name,
-            "method": e.method,
-            "grid": list(e.grid),
-            "players": e.players[0].flatten().tolist(),
-            "image_size": list(entry.size),
-            "box": [round(edge, 2) for edge in entry.box],
-            "unit": e.unit,
-            "additive": e.additive,
-            "class_names": self.class_names,
-            "prediction": numbers(e.prediction[0]),
-            "classes": classes,
-            "evaluations": e.evaluations,
-            "seconds": round(e.seconds, 4),
-            "reliability": classes[0]["reliability"],
-            "warnings": [*source.warnings, *entry.warnings],
-            "notes": [*entry.notes, *text.hints(entry)],
-        }
-
-    def predictions(self, outputs: Tensor, base: Tensor, full: Tensor) -> dict[str, Any]:
-        """Return outputs of coalitions as plain data."""
-        return {
-            "model": self.name,
-            "class_names": self.class_names,
-            "unit": self.model.unit,
-            "predictions": [numbers(row) for row in outputs],
-            "base": numbers(base),
-            "full": numbers(full),
-        }
 
 
 _NO_PICTURE = Image.new("RGB", (1, 1))
 
 
-def numbers(values: Tensor) -> list[float]:
-    """Return values with seven digits, the precision of float32."""
-    return [float(f"{value:.7g}") for value in values.tolist()]
-
-
-def _progress(estimate: Estimate, budget: int | None) -> dict[str, Any]:
-    """Return a partial estimate as plain data; the first output of the game is the first explained class."""
-    reliable = None if estimate.stderr is None else round(float(reliability_from_errors(estimate)[0, 0]), 4)
-    return {"type": "progress", "evaluations": estimate.evaluations, "budget": budget, "reliability": reliable}
-
-
-def _described(choice: ModelChoice) -> str:
-    return f"stored explainer {choice.name}" if choice.kind == "bundle" else f"model {choice.name}"
+def offered_methods() -> list[str]:
+    """Return the names of all methods that some model may offer."""
+    return [name for name in list_methods() if name != RANDOM]

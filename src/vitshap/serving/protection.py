@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import time
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -67,10 +68,10 @@ class Protection:
         token: str | None = None,
         hosts: Collection[str] = (),
         addresses: bool = False,
-        observe: Callable[[str, int], None] = lambda path, status: None,
+        observe: Callable[[str, int, float], None] = lambda path, status, seconds: None,
     ) -> None:
         """``hosts``: names besides the loopback's that ``Host`` may have; ``addresses``: it may be any IP address, which no
-        site can claim as its name; ``observe`` is called with address and status of every response."""
+        site can claim as its name; ``observe`` is called with address, status and seconds of every response."""
         self.app, self._token, self._addresses, self._observe = app, token, addresses, observe
         self._hosts = {host.lower() for host in (*LOOPBACK_NAMES, *hosts)}
 
@@ -83,6 +84,7 @@ class Protection:
             await self.app(scope, receive, send)
             return
         path: str = scope["path"]
+        started = time.perf_counter()
 
         async def send_protected(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -90,7 +92,7 @@ class Protection:
                 for name, value in HEADERS.items():
                     headers[name] = value
                 headers["Cache-Control"] = "no-cache" if path == "/" or path.startswith("/static/") else "no-store"
-                self._observe(path, message["status"])
+                self._observe(path, message["status"], time.perf_counter() - started)
             await send(message)
 
         try:

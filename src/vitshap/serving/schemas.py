@@ -175,6 +175,7 @@ def coalitions_body(formats: str, most: int) -> dict[str, Any]:
     """Return the documentation of a request's body: a form with a photo and coalitions."""
     coalitions = {
         "type": "string",
+        "format": "coalitions",
         "description": f"JSON list of up to {most} strings of 0 and 1, a character for each player; 1: it is shown.",
         "examples": ['["0110"]'],
     }

@@ -65,10 +65,9 @@ async def receive_body(request: Request, received: Received, *, extra: int = 0) 
     """Return the content of a request; ``extra`` bytes may come besides the photo. A disconnected client is an error."""
     limits = received.limits
     most = limits.upload_bytes + extra
-    too_many = ApiError(413, "too_many_bytes", f"at most {limits.upload_bytes / 2**20:g} MiB are accepted as a photo")
     stated = request.headers.get("content-length", "")
     if stated.isdecimal() and int(stated) > most:
-        raise too_many
+        raise _too_many_bytes(limits)
     body = bytearray()
     try:
         async with asyncio.timeout(limits.upload_seconds):
@@ -76,7 +75,7 @@ async def receive_body(request: Request, received: Received, *, extra: int = 0) 
                 body += chunk
                 received.total += len(chunk)
                 if len(body) > most:
-                    raise too_many
+                    raise _too_many_bytes(limits)
                 if received.total > limits.bytes_at_once:
                     raise ApiError(429, "busy", "too many photos arrive at once", {"Retry-After": "1"})
     except TimeoutError:
@@ -168,7 +167,9 @@ def form_fields(body: bytes, content_type: str) -> dict[str, bytes]:
 
 
 def decode_photo(content: bytes, limits: Limits) -> Opened:
-    """Decode a photo, within the limit of pixels."""
+    """Decode a photo, within the limits of bytes and pixels."""
+    if len(content) > limits.upload_bytes:
+        raise _too_many_bytes(limits)
     try:
         return read_photo(io.BytesIO(content), formats=FORMATS, most_pixels=limits.pixels)
     except UnreadableImage as error:
@@ -217,6 +218,10 @@ class _Form:
         if self._name in self.fields or len(self.fields) == _MOST_PARTS:
             raise ValueError("a field is repeated, or there are too many")
         self.fields[self._name] = bytes(self._data)
+
+
+def _too_many_bytes(limits: Limits) -> ApiError:
+    return ApiError(413, "too_many_bytes", f"at most {limits.upload_bytes / 2**20:.3g} MiB are accepted as a photo")
 
 
 def _form_image(fields: dict[str, bytes]) -> bytes:
