@@ -147,9 +147,7 @@ def test_it_can_be_repeated_and_spares_what_others_made(made: tuple[Path, Compar
 
 @chromium.needs_browser
 @pytest.mark.parametrize("size", [chromium.DESKTOP, chromium.PHONE], ids=["desktop", "phone"])
-def test_the_report_in_a_browser(
-    browser: Browser, made: tuple[Path, Comparison, str], size: tuple[int, int]
-) -> None:
+def test_the_report_in_a_browser(browser: Browser, made: tuple[Path, Comparison, str], size: tuple[int, int]) -> None:
     report = made[0] / "report.html"
     with chromium.tab(browser, report, size=size, dark=True) as opened:
         assert opened.page.evaluate("[...document.images].every((i) => i.complete && i.naturalWidth > 50)")

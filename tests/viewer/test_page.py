@@ -83,7 +83,7 @@ def test_the_page_has_no_inline_script_or_style() -> None:
     assert set(re.findall(r'(?:src|href)="([^"]+)"', html)) == {
         "data:,",
         "static/style.css",
-        "static/app.js",
+        "static/live.js",
         "#panes",
         *(f"static/samples/{name}.jpg" for name in ("temple", "flower", "portrait")),
     }
@@ -131,17 +131,17 @@ def test_maps_have_the_colours_of_the_plots(browser: Browser, server: Server, sm
     explanation = replace(entry.explanation, image_box=None)
     data = entry_data(replace(entry, explanation=explanation), SUMMARY, k=5)
     call = f"""(() => {{
-      const canvas = document.createElement("canvas"); [canvas.width, canvas.height] = [400, 300];
+      const canvas = document.createElement("canvas"); [canvas.width, canvas.height] = [160, 120];
       const e = window.module.readExplanation(given);
       m.paintMap(canvas, e, null, {{ index: 1, limit: m.commonLimit([[e, 1]]), smooth: {str(smooth).lower()} }});
-      return [...canvas.getContext("2d").getImageData(0, 0, 400, 300).data];
+      return [...canvas.getContext("2d").getImageData(0, 0, 160, 120).data];
     }})()"""
     call = f"(window.module = await import('/static/explanation.js'), {call})"
-    pixels = np.array(_ask(browser, server, "painting.js", call, data), dtype=float).reshape(300, 400, 4)[..., :3]
-    white = Image.new("RGB", (400, 300), "white")
+    pixels = np.array(_ask(browser, server, "painting.js", call, data), dtype=float).reshape(120, 160, 4)[..., :3]
+    white = Image.new("RGB", (160, 120), "white")
     look = plots.Look(smooth=smooth, base="photo")
     expected = np.asarray(
-        plots.overlay_png(explanation.heatmap(1)[0].numpy(), white, max_side=400, look=look), dtype=float
+        plots.overlay_png(explanation.heatmap(1)[0].numpy(), white, max_side=160, look=look), dtype=float
     )
     difference = np.abs(pixels - expected).max(-1)
     assert np.quantile(difference, 0.98) <= (12 if smooth else 2)

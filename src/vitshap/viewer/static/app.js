@@ -1,10 +1,10 @@
-// The page of `vitshap serve`: one or two photos or models beside each other, live. The address holds the state, not the photo.
+// The live page: one or two photos or models beside each other, with any backend (see viewer.js). The address holds the
+// state, not the photo.
 
 import { hexToHidden, hiddenToHex } from "./coalition.js";
 import { button, element } from "./dom.js";
 import { saveReport } from "./download.js";
 import { classOf, headlineOf, readExplanation } from "./explanation.js";
-import { Server } from "./server.js";
 import { startTheme } from "./theme.js";
 import { outputText } from "./text.js";
 import { Viewer } from "./viewer.js";
@@ -117,9 +117,9 @@ function preview(photo) {
   return canvas;
 }
 
-class App {
-  constructor() {
-    this.backend = new Server({ onToken: askToken, onLoading: () => { byId("loading").hidden = false; } });
+export class App {
+  constructor(backend) {
+    this.backend = backend;
     this.models = [];
     this.panes = [];
     this.state = readAddress();
@@ -287,23 +287,3 @@ function writeAddress(state) {
   const given = new URLSearchParams(Object.entries(state).filter(([, value]) => value));
   history.replaceState(null, "", `#${given}`);
 }
-
-// Ask for the bearer token of a server that wants one; it is kept in this page alone.
-function askToken(wrong) {
-  const input = element("input", { type: "password", class: "filter", "aria-label": "Token", autocomplete: "off" });
-  const dialog = element("dialog", { "aria-label": "Token" }, element("h2", {}, wrong ? "This token is not accepted" : "This server wants a token"),
-    element("p", {}, "It is the bearer token that was given to vitshap serve."),
-    element("form", { method: "dialog", class: "controls" }, input, element("button", { class: "primary", value: "ok" }, "Continue")));
-  document.body.append(dialog);
-  dialog.showModal();
-  return new Promise((resolve) => {
-    dialog.addEventListener("close", () => {
-      dialog.remove();
-      resolve(dialog.returnValue === "ok" && input.value.trim() ? input.value.trim() : null);
-    });
-  });
-}
-
-const app = new App();
-window.vitshap = app;
-app.start();
