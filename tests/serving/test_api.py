@@ -260,6 +260,14 @@ def test_too_many_bytes(busy: tuple[httpx.Client, Any]) -> None:
     assert _error(response) == (413, "too_many_bytes")
 
 
+def test_too_many_photos_at_once(bundle: Path) -> None:
+    with server(bundle, limits=Limits(bytes_at_once=5000)) as (client, serving):
+        assert _error(client.post("/v1/explanations", content=bytes(6000))) == (429, "busy")
+        assert serving.received.total == 0
+        assert client.post("/v1/explanations", files={"image": photo(0, "jpeg")}).status_code == 200
+        assert serving.received.total == 0
+
+
 def test_too_many_pixels(busy: tuple[httpx.Client, Any]) -> None:
     client, _ = busy
     wide = photo(0, "png", (101, 100))

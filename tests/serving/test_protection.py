@@ -72,7 +72,9 @@ def test_the_token_is_required(bundle: Path) -> None:
         assert client.get("/v1/models", headers={b"Authorization": b"Bearer \xff\xfe"}).status_code == 401
         assert _status(client, Authorization=f"Bearer {TOKEN}") == 200
         document = client.get("/openapi.json", headers={"Authorization": f"Bearer {TOKEN}"}).json()
-        assert "401" in document["paths"]["/v1/explanations"]["post"]["responses"]
+        explaining, alive = document["paths"]["/v1/explanations"]["post"], document["paths"]["/healthz"]["get"]
+        assert "401" in explaining["responses"]
+        assert (explaining["security"], alive["security"]) == ([{"token": []}], [])
 
 
 def test_ip_addresses_are_allowed_where_other_machines_reach_the_server() -> None:

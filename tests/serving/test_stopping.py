@@ -86,7 +86,7 @@ def test_a_server_loads_answers_and_finishes_what_is_under_way(bundle: Path, num
     assert process.returncode == 0
     assert _get(url, "/healthz") is None
     assert TOKEN not in out + err
-    assert err.splitlines() == [f"ready: {url} (small)"]
+    assert err.splitlines() == ["loading small", f"ready: {url} (small)"]
 
 
 @pytest.mark.long

@@ -18,14 +18,15 @@ from vitshap._version import __version__
 from vitshap.errors import first_line
 from vitshap.serving import answers, schemas, uploads
 from vitshap.serving.models import LongJob, PredictJob, ServedModel, offered_methods
-from vitshap.serving.protection import Protection
+from vitshap.serving.protection import OPEN_PATHS, Protection
 from vitshap.serving.schemas import NDJSON, ApiError, encode, json_response
 from vitshap.serving.state import Serving
-from vitshap.serving.uploads import photo_and_coalitions, photo_content
 from vitshap.serving.worker import Cancelled, Job
 
 STATIC = Path(__file__).parents[1] / "viewer" / "static"
 """The viewer's page and its files."""
+FORM_BYTES = 1 << 16
+"""Bytes of a form besides the photo."""
 _POST_ERRORS = (400, 401, 404, 408, 413, 415, 422, 429, 503)
 
 
@@ -53,10 +54,27 @@ def create_app(
     _add_model_routes(app, serving, token is not None)
     _add_pages(app)
     _add_error_handlers(app)
+    if token is not None:
+        _document_token(app)
     app.add_middleware(
         Protection, token=token, hosts=hosts, addresses=addresses, observe=serving.measured.observe_response
     )
     return app
+
+
+def _document_token(app: FastAPI) -> None:
+    """Say in the OpenAPI document that requests need the bearer token."""
+    generate = app.openapi
+
+    def document() -> dict[str, Any]:
+        found = generate()
+        found["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        for path, operations in found["paths"].items():
+            for operation in operations.values():
+                operation["security"] = [] if path in OPEN_PATHS else [{"token": []}]
+        return found
+
+    app.openapi = document  # type: ignore[method-assign]
 
 
 def _errors(secured: bool, *statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -131,20 +149,23 @@ def _add_model_routes(app: FastAPI, serving: Serving, secured: bool) -> None:
     )
     async def predictions(request: Request, model: Annotated[str, name] = serving.names[0]) -> Response:
         """Predict a photo of which only some patches are shown, for up to 512 coalitions of patches."""
-        served = serving.model(model)
-        extra = 2 * uploads.MOST_COALITIONS * (served.model.num_players + 8)
-        with serving.admission("quick"):
-            async with _deadline(serving):
-                body = await uploads.receive_body(request, serving.received, extra=extra)
-                content, coalitions = await serving.in_decoder(
-                    photo_and_coalitions, body, request.headers.get("content-type", ""), served.model.num_players
-                )
+        return await _predict(serving, request, model)
+
+
+async def _predict(serving: Serving, request: Request, name: str) -> Response:
+    served = serving.model(name)
+    players, kind = served.model.num_players, request.headers.get("content-type", "")
+    with serving.admission("quick"):
+        async with _deadline(serving):
+            extra = 2 * uploads.MOST_COALITIONS * (players + 8)
+            async with uploads.received_body(request, serving.received, extra=extra) as body:
+                content, coalitions = await serving.in_decoder(uploads.photo_and_coalitions, body, kind, players)
                 photo = await serving.photo(served, content)
-                del body, content
-                job = PredictJob(photo=photo, coalitions=coalitions)
-                served.quick.submit(job)
-                outputs = await _result(job, request)
-                return json_response(await serving.in_decoder(answers.predictions, served, *outputs))
+            del body, content
+            job = PredictJob(photo=photo, coalitions=coalitions)
+            served.quick.submit(job)
+            outputs = await _result(job, request)
+            return json_response(await serving.in_decoder(answers.predictions, served, *outputs))
 
 
 async def _explain(
@@ -157,9 +178,9 @@ async def _explain(
     streams = NDJSON in request.headers.get("accept", "")
     with serving.admission("quick" if quick else "long"):
         async with _deadline(serving):
-            body = await uploads.receive_body(request, serving.received, extra=1 << 16)
-            content = await serving.in_decoder(photo_content, body, request.headers.get("content-type", ""))
-            photo = await serving.photo(served, content)
+            async with uploads.received_body(request, serving.received, extra=FORM_BYTES) as body:
+                content = await serving.in_decoder(uploads.photo_content, body, request.headers.get("content-type", ""))
+                photo = await serving.photo(served, content)
             del body, content
             if quick or not streams:
                 entry = await _result(served.start_explanation(photo, target, source), request)

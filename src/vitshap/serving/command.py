@@ -123,6 +123,7 @@ def serve(config: Any, serving: Any) -> int:
             "ignore", module="PIL|pydicom"
         )  # about photos, whose errors are answered; they quote tags
         server = Server(config)
+        print(f"loading {', '.join(serving.names)}", file=sys.stderr, flush=True)
         try:
             server.run()
         except KeyboardInterrupt:

@@ -10,6 +10,8 @@ import asyncio
 import io
 import json
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -48,43 +50,51 @@ class Limits:
     sampling: int = 4
     """... and those of them that use a method which evaluates the model many times."""
     bytes_at_once: int = 256 << 20
-    """Bytes of photos that are received at the same time."""
+    """Bytes of photos that are received or wait to be decoded at the same time."""
     budget: int = 65_536
     """Evaluations of a sampling method."""
 
 
 @dataclass
 class Received:
-    """Counts the bytes of all requests that are being received."""
+    """Counts the bytes of all photos that are not decoded yet."""
 
     limits: Limits
     total: int = field(default=0, init=False)
 
 
-async def receive_body(request: Request, received: Received, *, extra: int = 0) -> bytes:
-    """Return the content of a request; ``extra`` bytes may come besides the photo. A disconnected client is an error."""
+@asynccontextmanager
+async def received_body(request: Request, received: Received, *, extra: int = 0) -> AsyncIterator[bytes]:
+    """Receive the content of a request, and count its bytes as long as the context lasts.
+
+    ``extra`` bytes may come besides the photo. A disconnected client is an error.
+    """
     limits = received.limits
     most = limits.upload_bytes + extra
     stated = request.headers.get("content-length", "")
     if stated.isdecimal() and int(stated) > most:
         raise _too_many_bytes(limits)
-    body = bytearray()
+    body, counted = bytearray(), 0
     try:
-        async with asyncio.timeout(limits.upload_seconds):
-            async for chunk in request.stream():
-                body += chunk
-                received.total += len(chunk)
-                if len(body) > most:
-                    raise _too_many_bytes(limits)
-                if received.total > limits.bytes_at_once:
-                    raise ApiError(429, "busy", "too many photos arrive at once", {"Retry-After": "1"})
-    except TimeoutError:
-        raise ApiError(408, "slow_upload", f"the photo must arrive within {limits.upload_seconds:g} s") from None
-    except ClientDisconnect:
-        raise ApiError(400, "disconnected", "the client has gone") from None
+        try:
+            async with asyncio.timeout(limits.upload_seconds):
+                async for chunk in request.stream():
+                    body += chunk
+                    counted += len(chunk)
+                    received.total += len(chunk)
+                    if counted > most:
+                        raise _too_many_bytes(limits)
+                    if received.total > limits.bytes_at_once:
+                        raise ApiError(429, "busy", "too many photos arrive at once", {"Retry-After": "1"})
+        except TimeoutError:
+            raise ApiError(408, "slow_upload", f"the photo must arrive within {limits.upload_seconds:g} s") from None
+        except ClientDisconnect:
+            raise ApiError(400, "disconnected", "the client has gone") from None
+        content = bytes(body)
+        del body
+        yield content
     finally:
-        received.total -= len(body)
-    return bytes(body)
+        received.total -= counted
 
 
 def photo_content(body: bytes, content_type: str) -> bytes:
