@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import vitshap
 from tests.explaining import made
+from vitshap.cli import app
 from vitshap.explaining import Explained, explain_photos, open_bundle, text
 from vitshap.explaining.curves import point_counts, removal_curve, supporting_players
 
@@ -60,3 +62,15 @@ def test_one_player() -> None:
     curve = removal_curve(model, pixels, explanation, int(explanation.classes[0, 0]))
     assert curve.counts == [0, 1]
     assert curve.remove.shape == curve.add.shape == (2, 5)
+
+
+@pytest.mark.parametrize(("options", "there"), [((), True), (("--no-curves",), False)])
+def test_the_command_evaluates_them_unless_told_not_to(
+    bundle: Path, tmp_path: Path, options: tuple[str, ...], there: bool
+) -> None:
+    (photo,) = made.photos(tmp_path / "photos", 1)
+    arguments = ["explain", str(photo), "--bundle", str(bundle), "--out", str(tmp_path / "out"), *options]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert ('"curve":null' not in report) is there
+    assert ("its probability would " in report) is there

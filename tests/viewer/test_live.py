@@ -110,6 +110,18 @@ def test_a_class_at_a_click_and_in_the_address(live: Tab, server: Server, photos
     assert hidden(live) == [6]
 
 
+def test_a_class_that_was_not_explained_is_explained_when_it_is_chosen(
+    live: Tab, server: Server, photos: list[Path]
+) -> None:
+    explain(live, photos[0])
+    viewer(live, "explanation.classes.splice(1)")  # as of a model of many classes: the most probable ones alone
+    last = int(outputs(server, photos[0], []).argmin())
+    live.page.locator(f'.bars button[data-index="{last}"]').click()
+    live.until(f"window.vitshap.panes[0].viewer.index === {last}")
+    expected = server.source.method(Image.open(photos[0]), target=last).values[0, :, 0]
+    assert viewer(live, "explanation.classes[1].values") == pytest.approx(expected.tolist(), abs=1e-5)
+
+
 def test_brushing_changes_the_prediction(live: Tab, server: Server, photos: list[Path]) -> None:
     page = live.page
     explain(live, photos[0])
@@ -244,6 +256,16 @@ def test_errors_are_shown_and_the_last_result_stays(
         page.unroute("**/v1/predictions*")
         click_patch(live, 2, 2)
         live.until("document.querySelector('.viewer .fault').hidden")
+        busy = {"error": {"code": "busy", "message": "try again"}}
+        page.route(
+            "**/v1/predictions*",
+            lambda route: route.fulfill(status=429, headers={"Retry-After": "1"}, json=busy),
+            times=1,
+        )
+        click_patch(live, 3, 3)
+        expected = float(outputs(server, photos[0], hidden(live))[viewer(live, "index")])
+        live.until(f"Math.abs(window.vitshap.panes[0].viewer.now.get({viewer(live, 'index')}) - {expected}) < 1e-5")
+        assert not page.locator(".viewer .fault").is_visible(), "the page waits as long as it is told"
 
 
 def test_doubt_is_said_above_the_map(live: Tab, photos: list[Path]) -> None:

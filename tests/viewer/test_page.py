@@ -157,6 +157,7 @@ def test_an_explanation_shows_itself_in_a_notebook(browser: Browser, tmp_path: P
         frame = opened.page.frame_locator("iframe")
         frame.locator("canvas.map").wait_for()
         assert frame.locator(".scale .high").inner_text() == "raises 'dog'"
+        assert frame.locator(".say").inner_text().startswith("The model predicts dog (70.0")
         assert opened.page.locator("iframe").get_attribute("title") == repr(shown)
         assert opened.page.evaluate("getComputedStyle(document.querySelector('h1')).margin") != "0px", (
             "outside nothing changes"
@@ -174,8 +175,11 @@ def test_a_notebook_shows_a_batch_and_an_explanation_without_a_photo() -> None:
             for name in ("values", "classes", "prediction", "base_values", "full_values", "image_box")
         },
     )
-    assert both._repr_html_().count("&quot;grid&quot;:[3,4]") == 2
-    assert "&quot;picture&quot;:null" in both._repr_html_()
+    html = both._repr_html_()
+    assert html is not None
+    assert html.count("&quot;grid&quot;:[3,4]") == 2
+    assert "&quot;picture&quot;:null" in html
+    assert replace(one, players=torch.arange(12)[None])._repr_html_() is None, "no rows and columns"
     picture = Original(Image.new("RGB", (80, 60)), (80, 60))
     assert len(replace(both, originals=(picture, picture))[1].originals or ()) == 1
     with pytest.raises(ValueError, match="one photo per image: 2 images, 1 photos"):

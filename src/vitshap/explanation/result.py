@@ -96,9 +96,12 @@ class Explanation:
         """Return method, images, players, classes and cost in one line."""
         return describe(self)
 
-    def _repr_html_(self) -> str:
-        """Show the explanation in a notebook: the map over the photo, classes, patches, in a frame of its own."""
-        return notebook_html(self)
+    def _repr_html_(self) -> str | None:
+        """Show the explanation in a notebook: the map over the photo, classes, patches, in a frame of its own.
+
+        None, and so one line of text, if the players are not on a grid of rows and columns.
+        """
+        return notebook_html(self) if len(self.grid) == 2 else None
 
     @property
     def grid(self) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 // The report and notebooks: a viewer for every stored explanation, made when it comes near the screen.
 
-import { readExplanation } from "./explanation.js";
+import { element } from "./dom.js";
+import { headlineOf, readExplanation } from "./explanation.js";
 import { startTheme } from "./theme.js";
 import { Viewer } from "./viewer.js";
 
@@ -16,7 +17,8 @@ async function openView(place) {
   const { picture, curve = null, others = [], name = "", listed, ...stored } = JSON.parse(place.querySelector("script").textContent);
   const viewer = new Viewer({ explanation: readExplanation(stored), photo: await loadPhoto(picture), name, curve, listed,
     others: others.map(readExplanation) });
-  place.replaceChildren(viewer.node);
+  const said = place.closest(".card")?.querySelector(".say") ? [] : [element("p", { class: "say" }, headlineOf(viewer.explanation, curve))];
+  place.replaceChildren(...said, viewer.node);
   place.viewer = viewer;
   viewer.draw();
 }
