@@ -1,4 +1,4 @@
-"""A hook of mkdocs that puts notebooks into pages: ``<!-- notebook: NAME.ipynb -->`` becomes its cells with their outputs."""
+"""A hook of mkdocs that puts notebooks into pages: ``<!-- notebook: NAME.ipynb -->`` becomes its cells and outputs."""
 
 from __future__ import annotations
 
