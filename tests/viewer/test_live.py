@@ -16,8 +16,8 @@ from playwright.sync_api import Browser, Download
 from tests import chromium
 from tests.chromium import DESKTOP, PHONE, Tab
 from tests.explaining import made
-from tests.viewer.conftest import Server, running
-from vitshap.serving.models import ModelChoice
+from tests.serving import running
+from tests.viewer.conftest import Server
 
 pytestmark = chromium.needs_browser
 NBSP = "\N{NO-BREAK SPACE}"
@@ -358,8 +358,11 @@ def test_it_fits_every_screen(
             assert live.page.evaluate(chromium.UNNAMED) == []
 
 
-def test_the_token_is_asked_for(browser: Browser, bundles: list[ModelChoice]) -> None:
-    with running(bundles[:1], token="a-token-of-sixteen-or-more") as address, chromium.tab(browser, address) as live:
+def test_the_token_is_asked_for(browser: Browser, bundles: list[Path]) -> None:
+    with (
+        running.server(bundles[0], token="a-token-of-sixteen-or-more") as (client, _),
+        chromium.tab(browser, str(client.base_url)) as live,
+    ):
         page = live.page
         page.locator("dialog input").fill("wrong")
         page.keyboard.press("Enter")
