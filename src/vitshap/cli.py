@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from vitshap.errors import leave
 from vitshap.explaining import command as explaining
+from vitshap.serving import command as serving
 
 T = TypeVar("T")
 Data = Literal["imagenette", "mura", "pets"]
@@ -158,6 +159,7 @@ def command_of(options: type[T], run: Callable[[T], int], /) -> Callable[..., No
 
 
 app.command("explain")(command_of(explaining.Options, explaining.run))
+app.command("serve")(command_of(serving.Options, serving.run))
 
 
 @app.command()
@@ -281,6 +283,6 @@ def main() -> None:
         app()
     except SystemExit as end:
         code = 128 + signal.SIGTERM if stopped and end.code else end.code
-        if sys.argv[1:2] == ["explain"] and (code is None or isinstance(code, int)):
-            leave(code or 0)  # its files are complete: the libraries' own clean-up takes more than a second
+        if sys.argv[1:2] in (["explain"], ["serve"]) and (code is None or isinstance(code, int)):
+            leave(code or 0)  # all is done: the libraries' own clean-up takes more than a second
         raise SystemExit(code) from end

@@ -212,3 +212,19 @@ def bench_memory(
 
     where = resolve_device(device)
     show(out, speed.measure_memory(library.value, arch.value, where, coalitions), machine=speed.describe(where))
+
+
+@subcommand("serve")
+def bench_serve(
+    bundle: Annotated[str | None, typer.Option(help="Stored explainer; default: the one that is shipped.")] = None,
+    clients: Annotated[int, typer.Option(min=1, help="Clients that send photos at the same time.")] = 200,
+    seconds: Annotated[float, typer.Option(min=1, help="Time of the load, over all rounds.")] = 60.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of offline explanations and load in turn.")] = 3,
+    out: Out = None,
+) -> None:
+    """Measure vitshap serve: times of the page's requests, throughput under load compared with offline explanations."""
+    from vitshap.bench import serve as measuring
+    from vitshap.bench.speed import describe
+
+    tables = measuring.measure(bundle, clients=clients, seconds=seconds, rounds=rounds)
+    show(out, *tables, machine=describe(resolve_device("cpu")))

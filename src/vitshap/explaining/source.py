@@ -164,6 +164,16 @@ def open_model(
     )
 
 
+def source_of(model: MaskedModel, method: MethodLike | str | None, name: str) -> Source:
+    """Return a source of a wrapped network and a method, or the method's name (default: kernelshap)."""
+    if method is None or isinstance(method, str):
+        if method == EXPLAINER:
+            raise ValueError("the method explainer needs an Explainer, or the name or folder of a bundle")
+        method = _method(method or DEFAULT_METHOD, model, None, None)
+    threshold = _threshold(method.quality or {}, model) if isinstance(method, Explainer) else None
+    return Source(model, method, name, warnings=_about(method.name), confidence_threshold=threshold)
+
+
 def _about(method_name: str) -> tuple[str, ...]:
     return (RANDOM_VALUES,) if method_name == RANDOM else ()
 
