@@ -57,12 +57,15 @@ LOAD_COLUMNS = (
     Column("p50", ",.2f", "s"),
     Column("p99", ",.2f", "s"),
     Column("p99_with_retries", ",.2f", "s", title="p99 with retries"),
+    Column("never_answered", "d", "clients"),
     Column("statuses"),
     Column("memory", ",.0f", "MiB"),
 )
 LOAD_NOTES = [
     f"ratio: online / offline, decoding included in both; mean (least to greatest round); the goal is at least {RATIO}",
-    "p50, p99: from an accepted request to its answer; with retries: from the first attempt, waits included",
+    "p50, p99: from an accepted request to its answer; with retries: from the first attempt, waits included, and with the "
+    "photos that were still unanswered at the end of a round, which makes it a lower bound",
+    "never answered: clients without any answer in a round, the sum over rounds",
     "memory: of the server in the first and in the last quarter of the load (medians), and its peak",
 ]
 
@@ -74,6 +77,10 @@ class Load:
     statuses: Counter[int] = field(default_factory=Counter)
     answers: list[tuple[float, float]] = field(default_factory=list)
     """Of each accepted request: seconds of its last attempt, and from the first one."""
+    waiting: list[float] = field(default_factory=list)
+    """Of each photo that was not answered when the round ended: seconds from its first attempt."""
+    never: int = 0
+    """Clients that got no answer at all."""
     broken: int = 0
     """Connections that were closed without an answer."""
     memory: list[int] = field(default_factory=list)
@@ -186,7 +193,10 @@ def measure_load(
         ratio=Cell(sum(online) / sum(offline), interval=(min(ratios), max(ratios))),
         p50=quantile([one for one, _ in answers], 0.5),
         p99=quantile([one for one, _ in answers], 0.99),
-        p99_with_retries=quantile([whole for _, whole in answers], 0.99),
+        p99_with_retries=quantile(
+            [*(whole for _, whole in answers), *(one for load in loads for one in load.waiting)], 0.99
+        ),
+        never_answered=sum(load.never for load in loads),
         statuses=", ".join(f"{status}: {count:,}" for status, count in sorted(statuses.items()))
         + (f"; closed: {broken}" if broken else ""),
         memory=Cell(median(memory[-quarter:]), note=f"first {median(memory[:quarter]):,.0f}, peak {max(memory):,.0f}"),
@@ -277,27 +287,38 @@ async def _load(server: Running, files: Sequence[bytes], clients: int, seconds: 
     while (left := until - time.perf_counter()) > 0:
         load.memory.append(server.memory())
         await asyncio.sleep(min(left, 0.5))
-    await asyncio.wait(client_tasks)
+    await asyncio.gather(*client_tasks)
     return load
 
 
 async def _client(client: _Client, turn: Iterator[bytes], load: Load, until: float) -> None:
-    while time.perf_counter() < until:
-        request, first = next(turn), time.perf_counter()
-        while (started := time.perf_counter()) < until:
-            try:
-                status, wait = await client.ask(request)
-            except (OSError, asyncio.IncompleteReadError):
-                load.broken += 1
-                break
-            now = time.perf_counter()
-            load.statuses[status] += 1
-            if status == 200 and now <= until:
-                load.answers.append((now - started, now - first))
-            if status not in (429, 503):
-                break
-            await asyncio.sleep(min(max(wait, 1), max(until - now, 0)))
+    answered_any = False
+    while (first := time.perf_counter()) < until:
+        answered = await _send(client, next(turn), load, first, until)
+        answered_any |= answered
+        if not answered:
+            load.waiting.append(until - first)
+    load.never += not answered_any
     await client.close()
+
+
+async def _send(client: _Client, request: bytes, load: Load, first: float, until: float) -> bool:
+    """Send a photo until it is answered or the round is over; return whether it was answered in time."""
+    while (started := time.perf_counter()) < until:
+        try:
+            status, wait = await client.ask(request)
+        except (OSError, asyncio.IncompleteReadError):
+            load.broken += 1
+            continue
+        now = time.perf_counter()
+        load.statuses[status] += 1
+        if status == 200 and now <= until:
+            load.answers.append((now - started, now - first))
+            return True
+        if status not in (200, 429, 503):
+            raise ValueError(f"the server answered {status}")
+        await asyncio.sleep(min(max(wait, 1), max(until - now, 0)))
+    return False
 
 
 def _explanation(photo: bytes, target: str) -> bytes:
