@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from playwright.sync_api import Browser
 from rich.console import Console
 
+from tests import chromium
 from tests.evaluation.small import digits_explainer, digits_net, some_digits
-from tests.explaining import chromium
 from vitshap.evaluation import Evaluation, evaluate
 from vitshap.evaluation.curves import curves
 from vitshap.evaluation.formats import to_csv, to_json, to_latex, to_markdown, to_terminal
@@ -146,16 +147,18 @@ def test_files_are_written(evaluation: Evaluation, tmp_path: Path) -> None:
     assert repr(Evaluation.load(tmp_path).table()) == repr(evaluation.table())
 
 
-@pytest.mark.skipif(chromium.FOUND is None, reason="there is no Chromium here")
-def test_the_page_works_in_a_browser(evaluation: Evaluation, tmp_path: Path) -> None:
+@chromium.needs_browser
+def test_the_page_works_in_a_browser(evaluation: Evaluation, tmp_path: Path, browser: Browser) -> None:
     write_files(tmp_path, evaluation, TITLE)
-    with chromium.browser(tmp_path / "profile") as page:
-        for size in (chromium.DESKTOP, chromium.PHONE):
-            for dark in (False, True):
-                page.open(tmp_path / "report.html", size=size, dark=dark)
-                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-                background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-                assert (background == "rgb(16, 18, 22)") == dark
+    report = tmp_path / "report.html"
+    for size in (chromium.DESKTOP, chromium.PHONE):
+        for dark in (False, True):
+            with chromium.tab(browser, report, size=size, dark=dark) as opened:
+                assert opened.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+                background = opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
+                assert (background == "rgb(15, 18, 22)") == dark
+    with chromium.tab(browser, report) as opened:
+        page = opened.page
         assert page.evaluate("document.querySelector('h1').textContent") == TITLE
         first = "document.querySelector('.scores tbody th').textContent"
         page.evaluate("document.querySelector('.scores thead button').click()")
@@ -171,5 +174,5 @@ def test_the_page_works_in_a_browser(evaluation: Evaluation, tmp_path: Path) -> 
         before = page.evaluate(shown)
         page.evaluate("document.querySelector('.names button').click()")
         assert (before, page.evaluate(shown)) == (8, 6)
-        assert page.complaints == []
-        assert all(address.startswith(("file:", "data:")) for address in page.requests)
+        assert opened.complaints == []
+        assert all(address.startswith(("file:", "data:")) for address in opened.requests)

@@ -19,8 +19,8 @@ from vitshap.evaluation.curves import Curves, curves
 from vitshap.evaluation.formats import count_text, digits_of, value_text
 from vitshap.evaluation.result import Cell, Evaluation, Heading, RowInfo, Summary
 from vitshap.explaining.html import pairs_html
-from vitshap.explaining.html import template as shared_template
 from vitshap.plots import SOFTWARE, Band, Panel
+from vitshap.viewer.page import static_text, stylesheet
 
 COLOURS = 10
 WIDE, HIGH = 440, 280
@@ -44,7 +44,7 @@ def to_html(evaluation: Evaluation, table: Summary, title: str, *, facts: Sequen
         generator=escape(SOFTWARE),
         title=escape(title),
         heading=escape(title),
-        css=f"{shared_template('page.css').template}\n{template('page.css').template}",
+        css=f"{stylesheet()}\n{template('page.css').template}",
         lead=escape(_lead(evaluation, table)),
         warnings="".join(
             f'<p class="warning"><strong>Note:</strong> {escape(one)}</p>' for one in _warnings(evaluation)
@@ -55,7 +55,7 @@ def to_html(evaluation: Evaluation, table: Summary, title: str, *, facts: Sequen
         notes=_notes(evaluation, table),
         charts=_charts(evaluation, drawn) if drawn else "",
         facts=pairs_html([*facts, *_facts(evaluation)]),
-        theme=shared_template("page.js").template,
+        theme=static_text("theme.js").replace("export ", ""),
         script=template("page.js").template,
     )
 
