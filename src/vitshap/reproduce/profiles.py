@@ -91,13 +91,17 @@ class Profile:
     """By data set and model of the paper; what is not there is not run."""
     scale: Scale = field(default_factory=Scale)
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Estimated time of each step."""
+    """Estimated time of each step; that of every ablation under "ablation"."""
     hardware: str = ""
     """What the estimates are for."""
 
     def setting(self, data: str, model: str) -> Setting | None:
         """Return what stands for a data set and a model of the paper; None: it is not part of the profile."""
         return self.settings.get((data, model))
+
+    def expected(self, step: str) -> float | None:
+        """Return the estimated seconds of a step; None where nothing is known."""
+        return self.seconds.get("ablation" if step.startswith("ablation-") else step)
 
     def names(self) -> dict[str, Setting]:
         """Return all settings by name."""
@@ -123,6 +127,72 @@ _DIGITS = Setting(
     note="digits and a very small ViT, which say nothing about the paper's results",
 )
 _DEIT = "deit_tiny_patch16_224"
+_SMOKE_SECONDS = {
+    "train-classifier": 9,
+    "train-surrogate": 9,
+    "train-explainer-paper": 18,
+    "train-explainer-default": 30,
+    "train-surrogate-pixels": 14,
+    "train-masked-classifier": 7,
+    "train-explainer-masked": 21,
+    "truth": 3,
+    "kernelshap-paired": 3,
+    "kernelshap-unpaired": 3,
+    "kernelshap-default": 1,
+    "evaluate-main": 20,
+    "evaluate-abnormal": 10,
+    "evaluate-masked": 10,
+    "evaluate-kernelshap": 1,
+    "sensitivity": 9,
+    "sensitivity-abnormal": 7,
+    "removal": 3,
+    "roar-surrogate": 10,
+    "roar-masked": 10,
+    "roar-retrained": 45,
+    "roar-retrained-no-positions": 45,
+    "timing": 3,
+    "maps": 6,
+    "maps-abnormal": 4,
+    "maps-kernelshap": 1,
+    "ablation": 9,
+    "procedure": 60,
+    "convergence": 10,
+}
+"""Measured, one thread of an otherwise idle core; those of ROAR are projected."""
+_SMALL_SECONDS = {
+    "train-classifier": 120,
+    "train-surrogate": 300,
+    "train-explainer-paper": 960,
+    "train-explainer-default": 520,
+    "train-surrogate-pixels": 400,
+    "train-masked-classifier": 170,
+    "train-explainer-masked": 960,
+    "truth": 240,
+    "kernelshap-paired": 260,
+    "kernelshap-unpaired": 380,
+    "kernelshap-default": 60,
+    "evaluate-main": 500,
+    "evaluate-abnormal": 240,
+    "evaluate-masked": 200,
+    "evaluate-kernelshap": 60,
+    "sensitivity": 300,
+    "sensitivity-abnormal": 150,
+    "removal": 60,
+    "roar-surrogate": 300,
+    "roar-masked": 300,
+    "roar-retrained": 88 * 100,
+    "roar-retrained-no-positions": 88 * 100,
+    "timing": 60,
+    "maps": 60,
+    "maps-abnormal": 60,
+    "maps-kernelshap": 60,
+    "ablation": 130,
+    "procedure": 1500,
+    "convergence": 400,
+}
+"""Projected from benchmarks/README.md: 148,000 evaluations a second, 50 to 65 ms a step of an explainer's training."""
+_FULL_FACTOR = 6.5
+"""ViT-Base evaluates 148,000 / 22,600 times as slowly."""
 SMOKE = Profile(
     "smoke",
     "embedded digits and a very small ViT: checks that every table and figure is filled",
@@ -153,7 +223,8 @@ SMOKE = Profile(
         ),
         default_training=("explainer.loop.epochs=15", "explainer.values.views=15"),
     ),
-    hardware="two CPU cores",
+    _SMOKE_SECONDS,
+    hardware="one thread of an idle CPU",
 )
 SMALL = Profile(
     "small",
@@ -198,6 +269,7 @@ SMALL = Profile(
         # four fifths of the recipe's views, so that a training takes less than nine minutes
         default_training=("explainer.values.views=80", "explainer.loop.epochs=80"),
     ),
+    _SMALL_SECONDS,
     hardware="one H200, projected",
 )
 FULL = Profile(
@@ -217,6 +289,7 @@ FULL = Profile(
         ("mura", "vit-base"): Setting("mura", "mura", "paper-mura", "imagenette-deit-tiny", abnormal=0),
         ("pets", "vit-base"): Setting("pets", "pets", "paper-pets", "imagenette-deit-tiny", explained_others=10),
     },
+    seconds={name: _FULL_FACTOR * spent for name, spent in _SMALL_SECONDS.items()},
     hardware="one H200, projected",
 )
 PROFILES = {one.name: one for one in (SMOKE, SMALL, FULL)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from vitshap.reproduce import store as stores
 from vitshap.reproduce.context import SEED, Context, Sources
 from vitshap.reproduce.profiles import Profile, Setting
 from vitshap.reproduce.specifications import SPECIFICATIONS, Specification, specification
-from vitshap.reproduce.steps import needed, step, with_needs
+from vitshap.reproduce.steps import step, with_needs
 from vitshap.training.processes import kept_random_state
 
 LARGEST, FILES = 28 * 2**20, 8
@@ -137,7 +136,7 @@ class Runner:
     def seconds(self, tasks: Iterable[Task]) -> Mapping[str, float | None]:
         """Return the estimated seconds of the steps that have not finished; None where nothing is known."""
         return {
-            task.name: self.profile.seconds.get(task.step)
+            task.name: self.profile.expected(task.step)
             for task in tasks
             if self.store.find(task.setting.name, task.step) is None
         }
@@ -156,17 +155,3 @@ def machine(device: torch.device) -> dict[str, Any]:
         except PackageNotFoundError:
             continue
     return {"hardware": name, "versions": versions}
-
-
-def settings_of(profile: Profile, one: Specification) -> list[Setting]:
-    """Return the settings of a table or figure in a profile."""
-    found = {panel: profile.setting(panel.data, panel.model) for panel in one.panels}
-    return list({setting.name: setting for setting in found.values() if setting is not None}.values())
-
-
-def argv() -> str:
-    """Return the command line, for records."""
-    return " ".join(["vitshap", *sys.argv[1:]])
-
-
-__all__ = ["FILES", "LARGEST", "Runner", "Task", "named_tasks", "needed", "specifications_of", "tasks_of"]
