@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import threading
@@ -81,6 +82,21 @@ def test_targets(client: httpx.Client, target: str, count: int) -> None:
     assert len(found["classes"]) == count
     if target == "dog":
         assert found["classes"][0]["name"] == "dog"
+
+
+def test_photos_that_browsers_cannot_show_are_sent_back_as_pictures(client: httpx.Client) -> None:
+    pydicom_data = pytest.importorskip("pydicom.data")
+    radiograph = Path(pydicom_data.get_testdata_file("CT_small.dcm")).read_bytes()
+    tiff = io.BytesIO()
+    Image.new("RGB", (40, 30), "red").save(tiff, "TIFF")
+    for content, size in ((radiograph, (128, 128)), (tiff.getvalue(), (40, 30))):
+        answer = client.post("/v1/explanations", content=content).json()
+        kind, _, data = answer["picture"].partition(",")
+        assert kind == "data:image/webp;base64"
+        assert Image.open(io.BytesIO(base64.b64decode(data))).size == size
+    png = io.BytesIO()
+    Image.new("RGB", (40, 30), "red").save(png, "PNG")
+    assert client.post("/v1/explanations", content=png.getvalue()).json()["picture"] is None
 
 
 def test_predictions_are_those_of_the_model(client: httpx.Client, explainer: Explainer) -> None:

@@ -36,8 +36,8 @@ def model_info(model: ServedModel, default: bool) -> dict[str, Any]:
     }
 
 
-def explanation(model: ServedModel, entry: Explained, source: Source) -> dict[str, Any]:
-    """Return an explanation."""
+def explanation(model: ServedModel, entry: Explained, source: Source, picture: str | None = None) -> dict[str, Any]:
+    """Return an explanation; ``picture`` is the photo, if browsers cannot show it as it was sent."""
     e = entry.explanation
     reliable = [None] * len(entry.classes) if e.stderr is None else numbers(reliability_from_errors(e)[0])
     classes = [
@@ -69,6 +69,7 @@ def explanation(model: ServedModel, entry: Explained, source: Source) -> dict[st
         "reliability": reliable[0],
         "warnings": [*source.warnings, *entry.warnings],
         "notes": [*entry.notes, *text.hints(entry)],
+        "picture": picture,
     }
 
 

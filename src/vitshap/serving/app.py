@@ -184,7 +184,9 @@ async def _explain(
             del body, content
             if quick or not streams:
                 entry = await _result(served.start_explanation(photo, target, source), request)
-                content = await serving.in_decoder(lambda: encode(answers.explanation(served, entry, source)))
+                content = await serving.in_decoder(
+                    lambda: encode(answers.explanation(served, entry, source, photo.picture))
+                )
                 if not streams:
                     return Response(content, media_type="application/json")
                 return Response(b'{"type":"result",' + content[1:] + b"\n", media_type=NDJSON)
@@ -215,7 +217,9 @@ async def _progress_lines(
             except TimeoutError:
                 raise serving.over_time() from None
             if not gone.done():
-                found = await serving.in_decoder(answers.explanation, served, await _result(job), job.source)
+                found = await serving.in_decoder(
+                    answers.explanation, served, await _result(job), job.source, job.photo.picture
+                )
                 yield encode({"type": "result", **found}) + b"\n"
     except ApiError as error:
         yield encode({"type": "error", **error.content()}) + b"\n"

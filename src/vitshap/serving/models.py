@@ -34,9 +34,12 @@ from vitshap.methods import SamplingMethod, Target, list_methods, most_classes, 
 from vitshap.models.base import net_device_dtype
 from vitshap.models.masked import ImageGame
 from vitshap.serving.schemas import ApiError
-from vitshap.serving.uploads import Limits, decode_photo
+from vitshap.serving.uploads import Limits, decode_photo, shown_by_browsers
 from vitshap.serving.worker import Cancelled, Job, Worker
+from vitshap.viewer.page import photo_uri
 
+PICTURE = 1024
+"""Longer side in pixels of a photo that is sent back, because browsers cannot show its format."""
 PHOTOS = 32
 """Photos that are kept per model: about a megabyte each."""
 BATCHES = {"cpu": 16, "cuda": 64}
@@ -70,6 +73,8 @@ class SeenPhoto:
     game: ImageGame | None = None
     full: Tensor | None = None
     """Output for the whole photo, ``[K]``."""
+    picture: str | None = None
+    """A ``data:`` address of the photo, if browsers cannot show its format."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -191,6 +196,8 @@ class ServedModel:
             why = f"the photo cannot be prepared for the model: {first_line(error)}"
             raise ApiError(422, "unreadable_image", why) from None
         seen = SeenPhoto(Prepared(Piped(b""), pixels, box, _NO_PICTURE, opened.size, opened.notes))
+        if not shown_by_browsers(content):
+            seen.picture = photo_uri(opened.picture, most=PICTURE)
         with self._photos_lock:
             self._photos[key] = seen
             while len(self._photos) > PHOTOS:

@@ -116,6 +116,7 @@ class ExplanationResponse(_Schema):
     reliability: float | None = Field(description="Of the first explained class.")
     warnings: list[str] = Field(description="Why the explanation may be unreliable.")
     notes: list[str] = Field(description="How the photo was read, if that is not obvious.")
+    picture: str | None = Field(description="A data: address of the photo, if browsers cannot show its format (DICOM).")
 
 
 class PredictionsResponse(_Schema):

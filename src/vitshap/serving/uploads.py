@@ -192,6 +192,11 @@ def decode_photo(content: bytes, limits: Limits) -> Opened:
         raise ApiError(422, "unreadable_image", f"the photo cannot be read: {error.reason}") from None
 
 
+def shown_by_browsers(content: bytes) -> bool:
+    """Return whether browsers can show this photo: they cannot show DICOM and TIFF."""
+    return content[128:132] != b"DICM" and content[:4] not in (b"II*\0", b"MM\0*")
+
+
 class _Form:
     """The fields of a form, filled by the parser's callbacks."""
 
