@@ -51,7 +51,7 @@ class Options:
     max_mebibytes: Annotated[float, typer.Option(min=0.01, max=1024, help="Largest photo in MiB.")] = 20.0
     max_megapixels: Annotated[float, typer.Option(min=0.01, max=178, help="Largest photo in megapixels.")] = 40.0
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds after which a request is given up.")] = 60.0
-    waiting: Annotated[int, typer.Option(min=1, help="Most requests in the server at the same time.")] = 64
+    waiting: Annotated[int, typer.Option(min=1, help="Most requests in the server at the same time.")] = 256
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
 
 

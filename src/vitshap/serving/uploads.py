@@ -45,7 +45,7 @@ class Limits:
     """Time from the arrival of a request to its answer."""
     upload_seconds: float = 20.0
     """Time in which the photo must arrive."""
-    waiting: int = 64
+    waiting: int = 256
     """Requests in the server at the same time ..."""
     sampling: int = 4
     """... and those of them that use a method which evaluates the model many times."""
