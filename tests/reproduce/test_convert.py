@@ -67,7 +67,8 @@ def test_class_order_and_preprocessing_are_the_authors(tmp_path: Path) -> None:
     assert (how.size, how.resize, how.interpolation, how.squash) == ((32, 32), (36, 36), "bilinear", True)
     assert (how.mean, how.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     Image.new("RGB", (64, 48), "red").save(tmp_path / "one.png")
-    shown = run(app, ["explain", str(tmp_path / "one.png"), "--bundle", str(tmp_path / "bundle"), "--target", "church"])
+    photo, out = str(tmp_path / "one.png"), str(tmp_path / "shown")
+    shown = run(app, ["explain", photo, "--bundle", str(tmp_path / "bundle"), "--target", "church", "--out", out])
     assert shown.exit_code == 0, shown.output
 
 

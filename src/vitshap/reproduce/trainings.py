@@ -18,6 +18,7 @@ from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating, unwrapped
 from vitshap.models.wrap import wrap
 from vitshap.reproduce.context import SEED, Context
+from vitshap.reproduce.shapley import stored_truth
 from vitshap.training.batches import Images
 from vitshap.training.configs import ExplainerTraining
 from vitshap.training.explainer import SAMPLERS, fit_explainer
@@ -149,8 +150,6 @@ def _variant(context: Context, folder: Path, variant: str) -> ExplainerTraining:
 
 def excess(context: Context, explainer: Explainer) -> dict[str, float]:
     """Measure how much larger an explainer's loss is than that of reference values, on the same subsets."""
-    from vitshap.reproduce.shapley import stored_truth
-
     known, surrogate = stored_truth(context), explainer.surrogate
     evaluate = Evaluator(surrogate)
     generator = torch.Generator().manual_seed(SEED)

@@ -219,8 +219,8 @@ class Viewer:
             self._add_charts(view, f"{panel.data}-{panel.classes}", charts)
 
     def _shown(self, view: View, panel: Panel, curves: Mapping[str, Any], result: Result | None) -> Iterator[str]:
-        """Yield the methods with a curve, counting all that should have one."""
-        for row in view.specification.methods:
+        """Yield the methods with a curve, explainers first, counting all that should have one."""
+        for row in sorted(view.specification.methods, key=lambda row: row not in EXPLAINERS):
             if _expected(row, panel, "insertion"):
                 self._count(view, curves.get(row))
                 if row in curves and result is not None:
@@ -288,7 +288,8 @@ class Viewer:
             self._add_charts(view, f"errors-{classes}", charts)
             for kind, result in known.items():
                 passed = {row: result.values["crossing"][row]["distance"].get(classes) for row in EXPLAINERS}
-                shown = {row: "not reached" if one is None else f"{one:,.0f}" for row, one in passed.items()}
+                first = result.values["evaluations"][0]
+                shown = {row: _passed(one, first) for row, one in passed.items()}
                 table.add(compared=f"{kinds[kind]}, {classes}", **shown)
         table.notes.append(
             "The paper: about 120,000 for KernelSHAP as published, about 40,000 with pairs (target class)."
@@ -314,6 +315,13 @@ class Viewer:
         drawn = [chart for chart in charts if chart.bands]
         if drawn:
             view.charts[f"{view.specification.id}-{name}.png"] = drawn
+
+
+def _passed(evaluations: float | None, first: float) -> str:
+    """Return a crossing as text; the first point of a curve is only an upper limit."""
+    if evaluations is None:
+        return "not reached"
+    return f"at most {first:,.0f}" if evaluations <= first else f"{evaluations:,.0f}"
 
 
 def _expected(row: str, panel: Panel, metric: str) -> bool:
