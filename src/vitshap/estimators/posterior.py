@@ -4,8 +4,8 @@ The values of an input and an output are ``mean + u``. Over the players u is nor
 centred, since the sum of the values is known: K is how similar players are, w the share of the variance that is each
 player's own, a the variance. An estimate of u with errors of variance sigma^2 has the posterior mean ``sum_j g_j z_j e_j``:
 e_j are the eigenvectors of the covariance, z_j the estimate's coordinates along them, and ``g_j = c_j / (c_j + sigma^2)``
-with the eigenvalues c_j. So one eigendecomposition per input serves all outputs. What is not known of a and w is integrated over a grid, weighted by the likelihood of the estimate, so that the
-posterior also covers their uncertainty.
+with the eigenvalues c_j. So one eigendecomposition per input serves all outputs. What is not known of a and w is
+integrated over a grid, weighted by the likelihood of the estimate: the posterior then covers their uncertainty too.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _average(
     left = (weight[..., None] * (1 - gain).square() * known.flatten(2, 3)).sum(2)  # [B, K, d]
     through = (weight[..., None] * gain.square()).sum(2) * noise[..., None]
     squared = basis.square()  # [B, d, d]
-    relative = stderr.square() / (stderr.square().sum(1) / count)[:, None].clamp(min=torch.finfo(z.dtype).tiny)
+    relative = stderr.square() / (stderr.square().sum(1) / (count + 1))[:, None].clamp(min=torch.finfo(z.dtype).tiny)
     variance = squared @ left.transpose(1, 2) + relative * (squared @ through.transpose(1, 2))
     apart = (gain - mean_gain[:, :, None]) * z[:, :, None]  # [B, K, AW, d]
     moved = (apart @ basis[:, None].transpose(2, 3)).square()  # [B, K, AW, d]: by player

@@ -59,12 +59,19 @@ class Options:
         str | None,
         typer.Option(
             metavar="NAME[,NAME...]",
-            help="Default: the bundle's explainer; kernelshap for --model. Several are shown side by side.",
+            help="Default: the bundle's explainer; refine for --model. Several are shown side by side.",
         ),
     ] = None
     budget: Annotated[
         int | None,
         typer.Option(min=2, help="Evaluations per image of sampling methods; default: as many as fit 60 s (GPU: 2 s)."),
+    ] = None
+    accuracy: Annotated[
+        float | None,
+        typer.Option(
+            help="Evaluate until the estimated correlation with the exact values is this, for example 0.95; --budget is "
+            "the most for one image. Default method: refine."
+        ),
     ] = None
     players: Annotated[
         int | None, typer.Option(min=1, help="Explain blocks of patches; 2: blocks of 2 x 2 patches.")
@@ -177,8 +184,10 @@ class _Run:
             drawing = maps * budget.seconds_per_map(source) if options.draws_heatmaps(images) else 0.0
         chosen = options.budget or budget.choose(cost, device)
         why = terminal.REQUESTED if options.budget is not None else budget.reason(chosen, cost, device)
-        self.printer.print(terminal.budget_line(chosen, why, cost.seconds(chosen) + drawing, images))
-        return source.with_budget(chosen), {"budget": chosen, "budget_is": why}
+        line = terminal.budget_line(chosen, why, cost.seconds(chosen) + drawing, images, options.accuracy)
+        self.printer.print(line)
+        facts = {} if options.accuracy is None else {"accuracy": options.accuracy}
+        return source.with_budget(chosen), {"budget": chosen, "budget_is": why, **facts}
 
     def _open_sinks(self, source: Source, stack: ExitStack, batch: int, facts: dict[str, Any]) -> None:
         """Open the files to write; each is completed and closed however the run ends."""
@@ -278,6 +287,8 @@ def _sources(options: Options) -> list[Source]:
         METHODS.load(name)  # an unknown name is an error before anything is loaded
     if len(names) == 1:
         return [_source(replace(options, method=names[0]))]
+    if options.accuracy is not None:
+        raise ValueError("--accuracy is for one method, not for several")
     first = _source(replace(options, method=names[0], budget=None))  # those that sample get the budget later
     return [first, *(_another(first, name, options) for name in names[1:])]
 
@@ -292,6 +303,7 @@ def _source(options: Options) -> Source:
     if options.weights is not None and options.model is None:
         raise ValueError("--weights are those of a model: name it with --model")
     shared: dict[str, Any] = {"method_name": options.method, "budget": options.budget, "players": options.players}
+    shared["accuracy"] = options.accuracy
     shared["device"] = resolve_device(options.device)
     if options.model is None:
         return open_bundle(options.bundle, **shared)
