@@ -133,7 +133,9 @@ def load(
         explainer.classifier_as_stored = config["classifier"].get("as_stored")
         explainer.quality = config.get("quality")
         if config.get("calibration") is not None:
-            explainer.calibration = Calibration.from_json(config["calibration"], surrogate.num_players)
+            explainer.calibration = Calibration.from_json(
+                config["calibration"], surrogate.num_players, surrogate.num_classes
+            )
     return explainer.to(device)
 
 

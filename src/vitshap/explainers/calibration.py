@@ -1,10 +1,10 @@
 """Error bars for one forward pass: how far an explainer's values are from the exact ones, learned on held-out images.
 
 The logarithm of the squared error is a linear function of what is known in one pass: the size of the class's values, the
-class's output, the model's confidence, the player's own value and its position. The function is fitted by the likelihood
-of normal errors to images that the explainer was not trained on, and its coefficients are stored in the bundle. Beside
-the size of the errors, ``refine`` uses how much they vary between images that look the same, and how alike they are for
-players with similar tokens.
+class's output, the model's confidence, the player's own value, and which player and class it is. The function is fitted by
+the likelihood of normal errors to images that the explainer was not trained on, and its coefficients are stored in the
+bundle. Beside the size of the errors, ``refine`` uses how much they vary between images that look the same, and how alike
+they are for players with similar tokens.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from vitshap.explainers.explainer import Explainer
 from vitshap.models.masked import Images
 
 FEATURES = ("constant", "log size of the class's values", "log p (1 - p)", "log (1 - largest p)", "log relative size")
-"""Of a value, for the logarithm of its squared error; a number for each player is added. p: outputs if they are
-probabilities."""
+"""Of a value, for the logarithm of its squared error; numbers of its player and of its class are added. p: outputs if they
+are probabilities."""
 SMALL = 0.05
 """Added to a player's squared value relative to the mean over players: tiny values have errors too."""
 RIDGE = 1.0
-"""Penalty on the players' numbers, in units of one image."""
+"""Penalty on the players' and classes' numbers, in units of one image."""
 LEVEL = 0.95
 """Of the intervals whose coverage is made right on the held-out images."""
 WHITE = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -44,6 +44,8 @@ class Calibration:
     """Of ``FEATURES``."""
     players: tuple[float, ...]
     """Added to the logarithm of the variance, for each player."""
+    classes: tuple[float, ...]
+    """The same for each class."""
     factor: float
     """Standard errors are multiplied by this, so that intervals of ``LEVEL`` held that share of the held-out values."""
     spread: float
@@ -60,6 +62,7 @@ class Calibration:
         """
         rows = features(values.double(), prediction.double().gather(1, classes), prediction.double(), probability)
         log_variance = rows @ rows.new_tensor(self.coefficients) + rows.new_tensor(self.players)[:, None]
+        log_variance = log_variance + rows.new_tensor(self.classes)[classes][:, None]
         return (self.factor * (log_variance / 2).exp()).to(values.dtype)
 
     def to_json(self) -> dict[str, Any]:
@@ -67,18 +70,19 @@ class Calibration:
         return {**asdict(self), "features": list(FEATURES)}
 
     @staticmethod
-    def from_json(stored: Any, num_players: int) -> Calibration:
+    def from_json(stored: Any, num_players: int, num_classes: int) -> Calibration:
         """Read what ``to_json`` returned; ``ValueError`` if it is something else."""
         try:
             known = {**stored}
             if list(known.pop("features")) != list(FEATURES):
                 raise ValueError("other features")
-            for name, count in (("coefficients", len(FEATURES)), ("players", num_players)):
+            for name, count in (("coefficients", len(FEATURES)), ("players", num_players), ("classes", num_classes)):
                 known[name] = tuple(float(number) for number in known[name])
                 if len(known[name]) != count:
                     raise ValueError(f"{len(known[name])} {name} instead of {count}")
             found = Calibration(**known)
-            numbers = torch.tensor([*found.coefficients, *found.players, found.factor, found.spread, found.white])
+            tables = (found.coefficients, found.players, found.classes, (found.factor, found.spread, found.white))
+            numbers = torch.tensor([number for table in tables for number in table])
             if not bool(torch.isfinite(numbers).all()) or found.factor <= 0 or found.spread < 0:
                 raise ValueError("numbers out of range")
             return found
@@ -134,8 +138,8 @@ def calibrate(explainer: Explainer, images: Images, truth: Truth | Tensor, /) ->
     )
     squares = (values - known).square()
     rows = features(values, outputs, outputs, surrogate.unit == "probability")
-    coefficients, players = _fit(rows, squares, noise)
-    variance = (rows @ coefficients + players[:, None]).exp()  # [N, d, K]
+    coefficients, players, classes = _fit(rows, squares, noise)
+    variance = (rows @ coefficients + players[:, None] + classes).exp()  # [N, d, K]
     relative = squares / (variance + noise)
     quantile = NormalDist().inv_cdf((1 + LEVEL) / 2)
     inside = relative.flatten().kthvalue(max(1, round(LEVEL * relative.numel()))).values
@@ -143,33 +147,33 @@ def calibrate(explainer: Explainer, images: Images, truth: Truth | Tensor, /) ->
     level = (relative.mean(1) + 1e-12).log()  # [N, K]: of an image and class
     spread = float((level.var() - 2 / relative.shape[1]).clamp(min=0.01).sqrt())
     white = _white(explainer, pixels, (values - known) / variance.sqrt())
-    return Calibration(
-        tuple(coefficients.tolist()), tuple(players.tolist()), factor, min(spread, 2.0), white, len(pixels)
-    )
+    linear, by_player, by_class = (tuple(table.tolist()) for table in (coefficients, players, classes))
+    return Calibration(linear, by_player, by_class, factor, min(spread, 2.0), white, len(pixels))
 
 
-def _fit(rows: Tensor, squares: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Return coefficients ``[F]`` and players' numbers ``[d]`` that maximise the likelihood of normal errors."""
+def _fit(rows: Tensor, squares: Tensor, noise: Tensor) -> list[Tensor]:
+    """Return coefficients ``[F]``, players' ``[d]`` and classes' numbers ``[K]`` that maximise the likelihood."""
     scale = rows.flatten(0, -2).std(0).clamp(min=1e-6)
     scale[0] = 1.0
-    weights = torch.zeros(rows.shape[-1] + rows.shape[1], dtype=torch.float64, requires_grad=True)
+    parts = [rows.shape[-1], rows.shape[1], rows.shape[2]]
+    weights = torch.zeros(sum(parts), dtype=torch.float64, requires_grad=True)
     with torch.no_grad():
         weights[0] = (squares - noise).mean().clamp(min=1e-16).log()
     optimiser = torch.optim.LBFGS([weights], max_iter=200, line_search_fn="strong_wolfe")
-    count = rows.shape[-1]
 
     def loss() -> Tensor:
         optimiser.zero_grad()
-        log_variance = rows @ (weights[:count] / scale) + weights[count:, None]
+        linear, players, classes = torch.split(weights, parts)
+        log_variance = rows @ (linear / scale) + players[:, None] + classes
         total = log_variance.clamp(-60, 60).exp() + noise
-        found = (total.log() + squares / total).mean() / 2
-        found = found + RIDGE * weights[count:].square().mean() / (2 * len(rows))
+        found: Tensor = (total.log() + squares / total).mean() / 2
+        found = found + RIDGE * (players.square().mean() + classes.square().mean()) / (2 * len(rows))
         found.backward()  # type: ignore[no-untyped-call]
         return found
 
     optimiser.step(loss)  # type: ignore[no-untyped-call]
-    fitted = weights.detach()
-    return fitted[:count] / scale, fitted[count:]
+    linear, players, classes = torch.split(weights.detach(), parts)
+    return [linear / scale, players, classes]
 
 
 def _white(explainer: Explainer, pixels: Tensor, errors: Tensor) -> float:
