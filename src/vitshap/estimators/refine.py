@@ -23,6 +23,11 @@ FEWEST = 8
 """Pairs that one correction needs, and one of every size: fewer do not tell how large their errors are."""
 
 
+OPTIMISM = 12
+"""Squared standard errors from n pairs are too small by about this many n-ths: the regression that has the smallest
+leave-one-out errors is chosen by these (docs/estimators.md, section 6)."""
+
+
 def refine(
     game: Game,
     prior: Prior | None = None,
@@ -74,22 +79,23 @@ class RefineState:
         self._state = AdaptiveState(self._residual, True, "auto", "adaptive", batch, seed)
         self.first_check = correction_needs(game.num_players)
         self.known_before = prior.stderr is not None
-        self._corrected = False
+        self._used = 0  # evaluations
 
     def advance(self, evaluations: int) -> int:
         """Evaluate up to ``evaluations`` in total, or nothing if they are too few for a correction."""
         if evaluations < self.first_check:
             return 2
-        self._corrected = True
-        return self._state.advance(evaluations)
+        self._used = self._state.advance(evaluations)
+        return self._used
 
     def estimate(self) -> tuple[Tensor, Tensor | None]:
         """Return the posterior's mean and standard deviation, ``[B, d, K]`` each."""
-        if not self._corrected:
+        if not self._used:
             stderr = self._prior.stderr
             return self._mean, None if stderr is None else stderr.expand_as(self._mean)
         residual, stderr = without_absent(self._residual, *self._state.estimate())
         assert stderr is not None
+        stderr = stderr * (1 + 2 * OPTIMISM / self._used) ** 0.5
         correction, stderr = posterior(self._prior, residual, stderr, self._present)
         return self._mean + correction, stderr
 
