@@ -50,7 +50,8 @@ def test_the_posterior_is_that_of_linear_algebra() -> None:
         white=white,
     )
     stderr = torch.full_like(residual, (noise * (d - 1) / d) ** 0.5)
-    mean, error = posterior(prior, residual, stderr, present)
+    mean, error, spread = posterior(prior, residual, stderr, present)
+    assert float(spread.max()) < 1e-6  # the size of the prior error is known
     signal = amplitude * covariance
     gain = signal @ torch.linalg.pinv(signal + noise * centring)
     torch.testing.assert_close(mean[0], gain @ residual[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
+from statistics import NormalDist
 from typing import Protocol, cast
 
 import torch
@@ -31,6 +32,8 @@ CAUTION = 0.7
 """Without a callback, the next check comes at this share of the evaluations forecast to reach the threshold ..."""
 FARTHEST = 2.0
 """... but at most at this multiple of the present ones, because a regression often beats the forecast."""
+CONFIDENCE = NormalDist().inv_cdf(0.9)
+"""An accuracy is reached once nine of ten inputs with the same estimated error have it."""
 
 
 class State(Protocol):
@@ -45,6 +48,8 @@ class State(Protocol):
     """Whether the values are a posterior mean, see ``Estimate.posterior``."""
     known_before: bool
     """Whether there is an estimate with standard errors before any evaluation but of the endpoints."""
+    error_spread: Tensor | None
+    """Standard deviation of the logarithm of the mean squared error ``[B, K]``, as far as its size is not known."""
 
     def advance(self, evaluations: int) -> int:
         """Evaluate up to ``evaluations`` in total, endpoints included; return how many were used, never more."""
@@ -60,7 +65,7 @@ class Stop:
     threshold: float | None = None
     """Largest ratio of standard error to the values' range."""
     accuracy: float | None = None
-    """Smallest estimated correlation with the exact values."""
+    """Correlation with the exact values that nine of ten inputs are expected to have."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for numbers that cannot be reached."""
@@ -118,6 +123,7 @@ class Run:
         )
         share = error_share(estimate, self._game.player_mask).gather(1, self._checked).amax(1)  # [B]
         if self._stop.accuracy is not None:
+            share = self._cautious(error_share(estimate, self._game.player_mask)).gather(1, self._checked).amax(1)
             estimate = replace(estimate, converged=share <= 1 - self._stop.accuracy**2)
         last = Checkpoint(used, float(worst.max()), float(ratios.gather(1, self._likely).max()), float(share.max()))
         self._history.append(last)
@@ -127,6 +133,17 @@ class Run:
         self.done = self.goal >= self.budget or bool(estimate.converged.all())
         self.goal = self._next()
         return self.estimate
+
+    def _cautious(self, share: Tensor) -> Tensor:
+        """Return the error's share ``[B, K]`` that nine of ten inputs with this expected share stay below.
+
+        The squared error of d - 1 free values has a relative variance of 2 / (d - 1), beside that of its expected size.
+        """
+        variance = torch.full_like(share, 2 / max(self._game.num_players - 1, 1))
+        if self._state.error_spread is not None:
+            variance = variance + self._state.error_spread.square()
+        odds = share / (1 - share) * (CONFIDENCE * variance.sqrt()).exp()
+        return torch.where(share < 1, odds / (1 + odds), 1.0)
 
     @property
     def gain(self) -> float:

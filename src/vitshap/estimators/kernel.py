@@ -138,6 +138,7 @@ class PlainState:
     """Coalitions evaluated so far; implements ``State``."""
 
     posterior, known_before = False, False
+    error_spread: Tensor | None = None
 
     def __init__(self, game: Game, paired: bool, sampled: bool, sampling: str, batch: int, seed: int) -> None:
         """Start without evaluations."""

@@ -43,6 +43,7 @@ class PermutationState:
     """Running sums over antithetic orders; implements ``State``."""
 
     posterior, known_before = False, False
+    error_spread: Tensor | None = None
 
     def __init__(self, game: Game, batch: int, seed: int) -> None:
         """Start without evaluations."""

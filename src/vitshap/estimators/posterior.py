@@ -61,8 +61,20 @@ class Grid(NamedTuple):
     log_prior: Tensor
 
 
-def posterior(prior: Prior, residual: Tensor, stderr: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the posterior mean of ``values - prior.mean`` and its standard deviation, float64 ``[B, d, K]`` each.
+class Posterior(NamedTuple):
+    """The posterior of ``values - prior.mean``."""
+
+    mean: Tensor
+    """float64 ``[B, d, K]``."""
+    stderr: Tensor
+    """Standard deviation of each value, float64 ``[B, d, K]``."""
+    spread: Tensor
+    """Standard deviation of the logarithm of the mean squared error over players, as far as the prior's variance is not
+    known, float64 ``[B, K]``."""
+
+
+def posterior(prior: Prior, residual: Tensor, stderr: Tensor, present: Tensor) -> Posterior:
+    """Return the posterior from an estimate of what the prior leaves.
 
     ``residual`` (``[B, d, K]``) estimates that difference with independent errors ``stderr``, and sums to zero over the
     players ``present`` (bool ``[B, d]``).
@@ -70,7 +82,7 @@ def posterior(prior: Prior, residual: Tensor, stderr: Tensor, present: Tensor) -
     basis, spectrum = _eigenvectors(prior, present)  # [B, d, d], [B, W, d]
     free = spectrum > 0
     count = (present.sum(1) - 1).clamp(min=1).to(residual)[:, None]  # [B, 1]: dimensions of centred values
-    parts = []
+    parts: list[Posterior] = []
     for first in range(0, residual.shape[2], OUTPUTS_AT_ONCE):
         some = slice(first, first + OUTPUTS_AT_ONCE)
         mean_square = residual[..., some].square().sum(1) / count  # [B, K]
@@ -79,7 +91,8 @@ def posterior(prior: Prior, residual: Tensor, stderr: Tensor, present: Tensor) -
         grid = _grid(prior, some, mean_square, noise)
         scores = basis.transpose(1, 2) @ residual[..., some]  # [B, d, K]
         parts.append(_average(basis, spectrum, free, grid, scores, stderr[..., some], noise, count))
-    return torch.cat([mean for mean, _ in parts], 2), torch.cat([error for _, error in parts], 2)
+    means, errors, spreads = zip(*parts, strict=True)
+    return Posterior(torch.cat(means, 2), torch.cat(errors, 2), torch.cat(spreads, 1))
 
 
 def _average(
@@ -91,8 +104,8 @@ def _average(
     stderr: Tensor,
     noise: Tensor,
     count: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Average posteriors over the grid; ``[B, d, K]`` each."""
+) -> Posterior:
+    """Average posteriors over the grid."""
     known = grid.log_variance.exp()[..., None, None] * spectrum[:, None, None]  # [B, K, A, W, d]
     total = known + noise[..., None, None, None]
     squares = scores.square().transpose(1, 2)[:, :, None, None]  # [B, K, 1, 1, d]
@@ -112,7 +125,10 @@ def _average(
     apart = (gain - mean_gain[:, :, None]) * z[:, :, None]  # [B, K, AW, d]
     moved = (apart @ basis[:, None].transpose(2, 3)).square()  # [B, K, AW, d]: by player
     variance = variance + (weight[..., None] * moved).sum(2).transpose(1, 2)
-    return mean, variance.sqrt()
+    each = ((1 - gain).square() * known.flatten(2, 3) + gain.square() * noise[..., None, None]).sum(-1)
+    each = each.clamp(min=torch.finfo(z.dtype).tiny).log()  # [B, K, AW]
+    spread = (weight * (each - (weight * each).sum(-1, keepdim=True)).square()).sum(-1).sqrt()
+    return Posterior(mean, variance.sqrt(), spread)
 
 
 def _grid(prior: Prior, outputs: slice, mean_square: Tensor, noise: Tensor) -> Grid:
@@ -122,7 +138,7 @@ def _grid(prior: Prior, outputs: slice, mean_square: Tensor, noise: Tensor) -> G
         ends = [(low * noise).log(), (high * torch.maximum(mean_square, noise)).log()]
         steps = torch.linspace(0, 1, POINTS, dtype=noise.dtype, device=noise.device)
         log_variance = ends[0][..., None] + (ends[1] - ends[0])[..., None] * steps
-        return Grid(log_variance, torch.zeros_like(log_variance))
+        return Grid(log_variance, log_variance / 2)  # flat in the standard deviation: no preference for zero
     expected = prior.variance[:, outputs].clamp(min=torch.finfo(noise.dtype).tiny).log()
     steps = torch.linspace(-3, 3, POINTS, dtype=noise.dtype, device=noise.device)
     log_variance = expected[..., None] + prior.spread * steps

@@ -80,6 +80,7 @@ class RefineState:
         self.first_check = correction_needs(game.num_players)
         self.known_before = prior.stderr is not None
         self._used = 0  # evaluations
+        self.error_spread: Tensor | None = torch.full_like(self._mean[:, 0], prior.spread)
 
     def advance(self, evaluations: int) -> int:
         """Evaluate up to ``evaluations`` in total, or nothing if they are too few for a correction."""
@@ -96,7 +97,7 @@ class RefineState:
         residual, stderr = without_absent(self._residual, *self._state.estimate())
         assert stderr is not None
         stderr = stderr * (1 + 2 * OPTIMISM / self._used) ** 0.5
-        correction, stderr = posterior(self._prior, residual, stderr, self._present)
+        correction, stderr, self.error_spread = posterior(self._prior, residual, stderr, self._present)
         return self._mean + correction, stderr
 
 

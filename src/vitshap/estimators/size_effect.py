@@ -35,6 +35,7 @@ class SizeEffectState:
     """Units evaluated so far; implements ``State``."""
 
     posterior, known_before = False, False
+    error_spread: Tensor | None = None
 
     def __init__(self, game: Game, paired: bool, moments: Moments, sampling: Sampling, batch: int, seed: int) -> None:
         """Start without evaluations."""
