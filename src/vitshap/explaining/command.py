@@ -21,13 +21,14 @@ from typing import Annotated, Any
 import typer
 from PIL import Image
 
+from vitshap.estimators.refine import correction_needs
 from vitshap.explaining import budget, terminal
 from vitshap.explaining.entries import Explained, Failed
 from vitshap.explaining.html import figure_html
 from vitshap.explaining.photos import SUFFIXES, Found, find_photos
 from vitshap.explaining.report import ReportWriter, Section, refuse_foreign_report
 from vitshap.explaining.sinks import MAPS, Heatmaps, JsonLines, ParquetRows, Sink, with_drawn_classes
-from vitshap.explaining.source import EXPLAINER, Source, open_bundle, open_model
+from vitshap.explaining.source import EXPLAINER, REFINE, Source, open_bundle, open_model
 from vitshap.explaining.stream import CannotExplain, explain_photos
 from vitshap.explaining.terminal import Terminal, progress_bar, working
 from vitshap.files import locked_folder
@@ -35,6 +36,7 @@ from vitshap.methods import Target, most_classes, names_classes, target_from_wor
 from vitshap.methods.registry import METHODS
 from vitshap.models.base import resolve_device
 from vitshap.models.load import ModelSpec, load_with_warnings
+from vitshap.players import resolve
 
 HEATMAPS_UP_TO = 100
 """Most images whose heatmaps are written as files by default; the report has them anyway."""
@@ -106,6 +108,7 @@ def run(options: Options) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # becomes a note about the image
         warnings.filterwarnings("ignore", r"\d+ players: Shapley values")  # was printed when the model was loaded
+        warnings.filterwarnings("ignore", r"\d+ evaluations are fewer than")  # is printed once for all photos
         try:
             found = _photos(options)
             with locked_folder(options.out):
@@ -186,6 +189,10 @@ class _Run:
         why = terminal.REQUESTED if options.budget is not None else budget.reason(chosen, cost, device)
         line = terminal.budget_line(chosen, why, cost.seconds(chosen) + drawing, images, options.accuracy)
         self.printer.print(line)
+        players = resolve(options.players or source.model.players, source.model.grid).num_players
+        if source.method.name == REFINE and chosen < (needed := correction_needs(players)):
+            too_few = f"warning: one correction of {players} players needs {needed:,} evaluations"
+            self.printer.print(f"{too_few}: the values are the prior's")
         facts = {} if options.accuracy is None else {"accuracy": options.accuracy}
         return source.with_budget(chosen), {"budget": chosen, "budget_is": why, **facts}
 

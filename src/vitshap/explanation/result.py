@@ -252,7 +252,8 @@ class Explanation:
         """Convert to a pandas table with a row for every image, explained class and existing player.
 
         Columns: image, class, class_name, player, row, column (from 0; for a player with several patches, the one
-        nearest to their centre), value, stderr (NaN if the method gives none), prediction (output of the class).
+        nearest to their centre), value, stderr, lower and upper (of the 95 % interval; NaN if the method gives no errors),
+        prediction (output of the class).
         """
         return to_dataframe(self)
 
