@@ -165,6 +165,16 @@ def test_similar_tokens_and_players_of_several_patches(model: Any) -> None:
     torch.testing.assert_close(refined.values, method("exact", model, players=2)(pixels).values, atol=1e-5, rtol=0)
 
 
+def test_images_with_players_of_their_own(model: Any) -> None:
+    maps = torch.tensor([[[0, 0, 1], [2, 2, 1], [3, 3, 4]], [[0, 0, 0], [1, 1, 1], [2, 2, -1]]])
+    pixels = random_images(model, 2)
+    truth = method("exact", model, players=maps)(pixels)
+    for options in ({"budget": 32}, {"accuracy": 0.999, "budget": 32}):
+        refined = method("refine", model, players=maps, **options)(pixels)
+        assert float(refined.values[1, 3:].abs().max()) == 0
+        torch.testing.assert_close(refined.values, truth.values, atol=1e-4, rtol=0)
+
+
 def test_the_method_corrects_an_explainer_and_an_explanation(model: Any) -> None:
     pixels = random_images(model, 3)
     truth = method("exact", model)(pixels).values
