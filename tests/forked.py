@@ -136,6 +136,7 @@ def _serve() -> None:
     import vitshap.bench.experiment_commands
     import vitshap.bench.speed_commands
     import vitshap.cli
+    import vitshap.evaluation.command
     import vitshap.experiments.quality
     import vitshap.explaining.command
     import vitshap.training.recipes.run  # noqa: F401

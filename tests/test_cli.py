@@ -1,6 +1,5 @@
 """The command: help, version, repeated options, errors with exit code 2."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -24,26 +23,6 @@ def test_a_missing_gpu_is_a_user_error(command: str) -> None:
     result = run(app, ["bench", command, "--device", "cuda"])
     assert result.exit_code == 2
     assert "there is no such CUDA device" in result.output
-
-
-@pytest.mark.long
-def test_bench_convergence_on_a_small_net(tmp_path: Path) -> None:
-    import timm
-    from PIL import Image
-    from safetensors.torch import save_file
-
-    torch.manual_seed(0)
-    save_file(timm.create_model("vit_tiny_patch16_224").state_dict(), tmp_path / "weights.safetensors")
-    Image.new("RGB", (64, 48), "red").save(tmp_path / "one.png")
-    out = tmp_path / "numbers.json"
-    options = ["--weights", str(tmp_path / "weights.safetensors"), "--net", "vit_tiny_patch16_224", "--classes", "3,5"]
-    small = ["--images", "1", "--budgets", "32", "--reference", "48", "--threshold", "1000", "--no-others"]
-    result = run(app, ["bench", "convergence", str(tmp_path), *options, *small, "--device", "cpu", "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    budgets, threshold = json.loads(out.read_text())["tables"]
-    assert [row["estimator"] for row in budgets["rows"]] == ["kernelshap"]
-    assert -1 <= budgets["rows"][0]["correlation"] <= 1
-    assert len(threshold["rows"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from playwright.sync_api import Browser
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tests.explaining import chromium
+from tests import chromium
 from tests.explaining import made as small
 from vitshap import Explanation, demo
 from vitshap.cli import app
@@ -144,16 +145,15 @@ def test_it_can_be_repeated_and_spares_what_others_made(made: tuple[Path, Compar
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
 
 
-@pytest.mark.skipif(chromium.FOUND is None, reason="there is no Chromium here")
+@chromium.needs_browser
 @pytest.mark.parametrize("size", [chromium.DESKTOP, chromium.PHONE], ids=["desktop", "phone"])
-def test_the_report_in_a_browser(made: tuple[Path, Comparison, str], tmp_path: Path, size: tuple[int, int]) -> None:
+def test_the_report_in_a_browser(browser: Browser, made: tuple[Path, Comparison, str], size: tuple[int, int]) -> None:
     report = made[0] / "report.html"
-    with chromium.browser(tmp_path / "profile") as page:
-        page.open(report, size=size, dark=True)
-        assert page.evaluate("[...document.images].every((i) => i.complete && i.naturalWidth > 50)")
-        assert page.evaluate("document.documentElement.scrollWidth") <= size[0], "nothing to scroll sideways"
-        assert page.complaints == []
-        assert [url for url in page.requests if not url.startswith("data:")] == [report.resolve().as_uri()]
+    with chromium.tab(browser, report, size=size, dark=True) as opened:
+        assert opened.page.evaluate("[...document.images].every((i) => i.complete && i.naturalWidth > 50)")
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= size[0], "nothing to scroll sideways"
+        assert opened.complaints == []
+        assert [url for url in opened.requests if not url.startswith("data:")] == [report.resolve().as_uri()]
 
 
 def test_a_table_answers_as_the_game_does() -> None:

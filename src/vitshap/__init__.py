@@ -23,6 +23,7 @@ from vitshap.methods import list_methods, method, register
 from vitshap.models import CannotMask, MaskedModel, Preprocess, wrap
 
 if TYPE_CHECKING:
+    from vitshap.explaining import explain
     from vitshap.training import fit_classifier, fit_explainer, fit_masked_classifier, fit_surrogate
 
 if _collecting:
@@ -39,6 +40,7 @@ __all__ = [
     "Preprocess",
     "__version__",
     "coalitions",
+    "explain",
     "fit_classifier",
     "fit_explainer",
     "fit_masked_classifier",
@@ -57,6 +59,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Training is loaded when it is asked for: accelerate takes longer to import than an explanation takes."""
+    if name == "explain":
+        from vitshap.explaining import explain
+
+        return explain
     if name.startswith("fit_") and name in __all__:
         from vitshap import training
 

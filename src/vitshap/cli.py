@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.console import Console
@@ -18,8 +18,10 @@ from typer.core import TyperCommand, TyperGroup
 
 from vitshap.errors import leave
 from vitshap.explaining import command as explaining
+from vitshap.serving import command as serving
 
 T = TypeVar("T")
+Data = Literal["imagenette", "mura", "pets"]
 
 app = typer.Typer(
     name="vitshap",
@@ -84,6 +86,67 @@ def train(
         run(chosen, out or Path("runs") / Path(recipe).stem, resume=resume, console=console, device=device)
 
 
+@app.command()
+def reproduce(
+    what: Annotated[
+        list[str] | None, typer.Argument(help="table-1 to table-12, figure-1 to figure-24, or all.")
+    ] = None,
+    profile: Annotated[str, typer.Option(help="smoke (digits), small (DeiT-Tiny) or full (the paper's).")] = "smoke",
+    step: Annotated[
+        list[str] | None, typer.Option(metavar="SETTING/STEP", help="Run this step alone; may be repeated.")
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]PATH", help="Images of a data set, a folder or archive; may be repeated."),
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="Safetensors file that the model starts from.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for results; default: reproduce/PROFILE.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the steps and their time, and exit.")] = False,
+    pages: Annotated[Path | None, typer.Option(help="Folder of result pages to write anew from these results.")] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="Print all tables and figures, and exit.")] = False,
+) -> None:
+    """Make the paper's tables and figures: run what they need, beside the paper's numbers."""
+    from vitshap.errors import user_errors
+
+    with user_errors(resumes=False):
+        from vitshap.reproduce import command
+
+        if show_list:
+            command.print_list(console)
+            return
+        command.run(
+            what or (),
+            chosen=profile,
+            steps=step or (),
+            data=data or (),
+            weights=weights,
+            out=out or Path("reproduce") / profile,
+            device=device,
+            dry_run=dry_run,
+            pages_folder=pages,
+            console=console,
+        )
+
+
+@app.command()
+def convert(
+    surrogate: Annotated[Path, typer.Argument(help="The authors' ..._surrogate_..._state_dict.ckpt.")],
+    explainer: Annotated[Path, typer.Argument(help="The authors' ..._explainer_..._state_dict.ckpt.")],
+    data: Annotated[Data, typer.Option(help="What they were trained on.")],
+    out: Annotated[Path, typer.Option(help="Folder for the bundle.")],
+    half: Annotated[bool, typer.Option("--half", help="Store the weights in float16.")] = False,
+) -> None:
+    """Make a bundle of the paper's authors' published weights. It is the only command that reads pickled files."""
+    from vitshap.errors import user_errors
+
+    with user_errors(resumes=False):
+        from vitshap.reproduce.convert import convert as run
+
+        folder = run(surrogate, explainer, data=data, out=out, half=half)
+    console.print(f"the explainer is in {folder}", highlight=False, soft_wrap=True)
+
+
 def command_of(options: type[T], run: Callable[[T], int], /) -> Callable[..., None]:
     """Return a command whose parameters are the fields of ``options``, a dataclass with typer's annotations."""
 
@@ -96,6 +159,66 @@ def command_of(options: type[T], run: Callable[[T], int], /) -> Callable[..., No
 
 
 app.command("explain")(command_of(explaining.Options, explaining.run))
+app.command("serve")(command_of(serving.Options, serving.run))
+
+
+@app.command()
+def evaluate(
+    bundle: Annotated[str | None, typer.Argument(help="Stored explainer: folder, shipped name or hub id.")] = None,
+    data: Annotated[str, typer.Option(help="Folder or archive of images, or digits; its test images are used.")] = "",
+    model: Annotated[
+        str | None, typer.Option(help="Model to explain: timm name, or hub id or folder of transformers.")
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help="Safetensors file with the weights of a timm model.")] = None,
+    methods: Annotated[
+        str, typer.Option(metavar="NAME[:OPTION=VALUE],...", help="Default: a set of all kinds; all: every method.")
+    ] = "",
+    metrics: Annotated[
+        str, typer.Option(metavar="NAME[:DEFINITION],...", help="Default: insertion, deletion, and correlations.")
+    ] = "",
+    images: Annotated[int, typer.Option(min=1, help="Test images, spread evenly.")] = 1000,
+    where: Annotated[
+        str | None, typer.Option(metavar="predicted=CLASS|label=CLASS", help="Only images of this class.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="predicted|label|CLASS", help="Explained class; default: the predicted one.")
+    ] = None,
+    classes: Annotated[
+        str, typer.Option(metavar="target|all", help="all: also the mean over other classes.")
+    ] = "target",
+    truth: Annotated[
+        Path | None, typer.Option(help="Folder with reference values, a further row; computed if there are none.")
+    ] = None,
+    truth_images: Annotated[int, typer.Option(min=2, help="Images whose reference values are computed.")] = 100,
+    budget: Annotated[int, typer.Option(min=100, help="Evaluations per image of reference values.")] = 65_536,
+    against: Annotated[
+        str | None, typer.Option(help="Row that differences are taken to; default: the explainer, else the best.")
+    ] = None,
+    layout: Annotated[str, typer.Option(help="How the data is laid out; see `vitshap train`.")] = "auto",
+    split: Annotated[str, typer.Option(metavar="own|authors", help="Split of the data, as in training.")] = "own",
+    cache: Annotated[Path | None, typer.Option(help="Where archives are unpacked.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Images at a time.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    compiled: Annotated[bool, typer.Option(help="Compile the surrogate's evaluation (GPU).")] = True,
+    out: Annotated[Path, typer.Option(help="Folder for the report, tables and finished parts.")] = Path(
+        "vitshap-evaluation"
+    ),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how long it would take, and stop.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="Write the numbers into the bundle's card.")] = False,
+) -> None:
+    """Compare methods on a model and images: one table with intervals, curves, and a report."""
+    given = dict(locals())
+    from vitshap.errors import user_errors
+
+    with user_errors(resumes=False):
+        for name, value, known in (("--classes", classes, ("target", "all")), ("--split", split, ("own", "authors"))):
+            if value not in known:
+                raise ValueError(f"{name} is {' or '.join(known)}, got {value!r}")
+        if not data:
+            raise ValueError("name the images with --data: a folder or archive, or digits")
+        from vitshap.evaluation.command import Options, run
+
+        run(Options(**given), console)
 
 
 class OncePerOption(TyperCommand):
@@ -160,6 +283,6 @@ def main() -> None:
         app()
     except SystemExit as end:
         code = 128 + signal.SIGTERM if stopped and end.code else end.code
-        if sys.argv[1:2] == ["explain"] and (code is None or isinstance(code, int)):
-            leave(code or 0)  # its files are complete: the libraries' own clean-up takes more than a second
+        if sys.argv[1:2] in (["explain"], ["serve"]) and (code is None or isinstance(code, int)):
+            leave(code or 0)  # all is done: the libraries' own clean-up takes more than a second
         raise SystemExit(code) from end

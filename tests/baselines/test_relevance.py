@@ -262,3 +262,19 @@ def test_a_model_known_by_input_and_output_alone_has_gradients_but_no_attention(
     for name in ("lrp", "gradcam-ln"):
         with pytest.raises(ValueError, match="Sequential"):
             token_scores(name, model, pixels, targets)
+
+
+@pytest.mark.parametrize("name", [*MAPS, "attnlrp", "vanilla-pixel", "vanilla-embedding"])
+def test_the_prediction_comes_from_the_same_pass(name: str) -> None:
+    net, pixels = nets.build("timm ViT"), nets.images("timm ViT")
+    model = vitshap.wrap(net)
+    method = vitshap.method(name, model)
+    expected = model(pixels).detach()
+    calls = []
+    handle = net.register_forward_hook(lambda *_: calls.append(1))
+    for target in (None, "predicted"):
+        explanation = method(pixels, target=target)
+        assert explanation.evaluations == 1
+        torch.testing.assert_close(explanation.prediction, expected, atol=1e-6, rtol=1e-5)
+    handle.remove()
+    assert len(calls) == 2 * (2 if name == "lrp" else 1)  # lrp runs once more, in float64

@@ -389,5 +389,8 @@ def test_several_methods_are_shown_side_by_side(home: Path, bundle: Path) -> Non
     photos = [path for path in (home / "photos").iterdir() if path.suffix in (".png", ".jpg")]
     assert 0 < len(files) <= len(photos)
     report = (home / "vitshap-output" / "report.html").read_text()
-    assert report.count("Methods side by side") == len(files)
+    views = [json.loads(data) for data in re.findall(r'<script type="application/json">(.*?)</script>', report)]
+    assert [[one["method"] for one in view["others"]] for view in views] == len(files) * [
+        ["leave-one-out", "lrp", "kernelshap"]
+    ]
     _refused("photos", "--bundle", bundle, "--method", "explainer,lrpp", match='no method is named "lrpp"')

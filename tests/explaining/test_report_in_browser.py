@@ -5,39 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from playwright.sync_api import Browser
 
-from tests.explaining import chromium
+from tests import chromium
+from tests.chromium import DESKTOP, NARROW, PHONE, Tab
 from tests.explaining.test_report import SUMMARY, explained
 from vitshap.explaining import Failed, ReportWriter
+from vitshap.explaining.curves import RemovalCurve
 
-pytestmark = pytest.mark.skipif(chromium.FOUND is None, reason="there is no Chromium here")
+pytestmark = chromium.needs_browser
 
-COLOURS = """(() => {
-  const light = (text) => {
-    const [r, g, b] = text.match(/[\\d.]+/g).map(Number).map((v) => v / 255)
-      .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const paper = (e) => {
-    for (; e; e = e.parentElement) {
-      const c = getComputedStyle(e).backgroundColor;
-      if (c !== "rgba(0, 0, 0, 0)") { return c; }
-    }
-    return "rgb(255, 255, 255)";
-  };
-  const bad = [];
-  for (const e of document.querySelectorAll("body *:not(svg *):not(script)")) {
-    if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())) { continue; }
-    const [a, b] = [light(getComputedStyle(e).color), light(paper(e))].sort((x, y) => y - x);
-    if ((a + 0.05) / (b + 0.05) < 4.5) { bad.push(e.tagName + "." + e.className + ": " + e.textContent.slice(0, 30)); }
-  }
-  return bad;
-})()"""
-"""Texts whose contrast is below what WCAG AA asks for."""
-CUT_OFF = """[...document.querySelectorAll("main *:not(svg *)")].filter((e) =>
-  e.getBoundingClientRect().right > WIDTH + 1 && !e.closest(".wide")).map((e) => e.outerHTML.slice(0, 80))"""
+
+def curve() -> RemovalCurve:
+    """As if dog fell from 0.7 to 0.1 while patches are removed."""
+    counts = [0, 1, 3, 6, 9, 11, 12]
+    falling = torch.linspace(0.7, 0.1, len(counts))
+    outputs = torch.stack([1 - falling, falling], 1)
+    order = [one.player for one in explained().explanation.top(12, "dog")[0]]
+    random = torch.stack([falling.flip(0), falling.flip(0) + 0.1])
+    return RemovalCurve(1, order, counts, outputs, outputs.flip(0), random)
 
 
 @pytest.fixture(scope="module")
@@ -47,102 +37,184 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     summary = replace(SUMMARY, warnings=("this net was not fine-tuned",), source="bundle " + "x" * 90)
     with ReportWriter(folder, summary, per_page=3) as writer:
         for i in range(4):
-            writer.add(
-                replace(explained(f"{i}-{long}", seed=i), warnings=("none of the classes fits",), notes=("moves",))
-            )
+            entry = replace(explained(f"{i}-{long}", seed=i), warnings=("none of the classes fits",), notes=("moves",))
+            other = replace(entry.explanation, method="kernelshap", stderr=entry.explanation.values.abs() * 0.6)
+            writer.add(replace(entry, curve=curve(), others=(other,)) if i == 0 else entry)
         writer.add(Failed(long, "the file is empty"))
     return folder / "report.html"
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Page]:
-    with chromium.browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
+@pytest.fixture
+def opened(browser: Browser, report: Path) -> Iterator[Tab]:
+    with chromium.tab(browser, report) as found:
+        _wait(found)
+        yield found
+        assert found.complaints == []
+
+
+def _wait(opened: Tab) -> None:
+    opened.page.locator(".view").first.scroll_into_view_if_needed()
+    opened.until("document.querySelector('.view')?.viewer !== undefined")
+
+
+def _viewer(opened: Tab, expression: str) -> Any:
+    return opened.page.evaluate(f"document.querySelector('.view').viewer.{expression}")
+
+
+def _hidden(opened: Tab) -> list[int]:
+    return [player for player, gone in enumerate(_viewer(opened, "coalition.hidden")) if gone]
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("size", [chromium.DESKTOP, chromium.PHONE, (320, 600)], ids=["desktop", "phone", "narrow"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE, NARROW], ids=["desktop", "phone", "narrow"])
 def test_it_loads_whole_and_silent(
-    page: chromium.Page, report: Path, size: tuple[int, int], dark: bool, tmp_path: Path
+    browser: Browser, report: Path, size: tuple[int, int], dark: bool, tmp_path: Path
 ) -> None:
-    page.requests.clear()
-    page.complaints.clear()
-    page.open(report, size=size, dark=dark)
-    assert page.evaluate("document.querySelectorAll('.card').length") == 3
-    assert page.evaluate("[...document.images].every((i) => i.complete && i.naturalWidth > 50)")
-    assert page.evaluate("[...document.images].every((i) => i.alt.length > 5)")
-    # not innerWidth: a phone shows a page that is too wide in a wider window
-    assert page.evaluate("document.documentElement.scrollWidth") <= size[0], "nothing to scroll sideways"
-    assert page.evaluate(CUT_OFF.replace("WIDTH", str(size[0]))) == []
-    assert page.evaluate(COLOURS) == []
-    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (sum(map(int, background[4:-1].split(","))) < 200) is dark
-    page.screenshot(tmp_path / "shot.png")
-    assert {url.partition(":")[0] for url in page.requests} <= {"file", "data"}
-    assert [url for url in page.requests if url.startswith("file:")] == [report.resolve().as_uri()]
-    assert page.complaints == []
+    with chromium.tab(browser, report, size=size, dark=dark) as opened:
+        page = opened.page
+        _wait(opened)
+        for view in page.query_selector_all(".view"):
+            view.scroll_into_view_if_needed()
+        opened.until("[...document.querySelectorAll('.view')].every((view) => view.viewer)")
+        assert page.locator(".card canvas.map").count() == 3
+        # not innerWidth: a phone shows a page that is too wide in a wider window
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0], "nothing to scroll sideways"
+        assert page.evaluate(chromium.CUT_OFF, size[0]) == []
+        assert page.evaluate(chromium.FAINT) == []
+        assert page.evaluate(chromium.UNNAMED) == []
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, background[4:-1].split(","))) < 200) is dark
+        page.screenshot(path=tmp_path / "shot.png", full_page=True)
+        assert {url.partition(":")[0] for url in opened.requests} <= {"file", "data"}
+        assert [url for url in opened.requests if url.startswith("file:")] == [report.resolve().as_uri()]
+        assert opened.complaints == []
 
 
-def test_the_theme_by_keyboard_and_kept(page: chromium.Page, report: Path) -> None:
-    page.open(report)
+def test_without_scripts_there_are_map_predictions_and_patches(browser: Browser, report: Path) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(report.resolve().as_uri())
+    card = page.locator(".card").first
+    assert card.locator("img").evaluate("(image) => image.naturalWidth") == 320
+    assert card.locator("table").count() == 2
+    assert "70.0 %" in card.inner_text()
+    context.close()
+
+
+def test_the_theme_by_keyboard_and_kept(opened: Tab) -> None:
+    page = opened.page
     background = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(background)
     for _ in range(2):  # past the link that skips to the images
-        page.key("Tab")
+        page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "theme"
-    page.key("Enter")
-    page.key("Enter")
-    assert page.evaluate("document.activeElement.textContent") == "Theme: dark"
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    assert page.locator("#theme").inner_text() == "Theme: dark"
     assert page.evaluate(background) != light
-    page.open(report)
+    page.reload()
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    page.key("Tab")
-    page.key("Tab")
-    page.key("Enter")
-    assert page.evaluate("document.activeElement.textContent") == "Theme: system"
+    page.locator("#theme").press("Enter")
+    assert page.locator("#theme").inner_text() == "Theme: system"
 
 
-def test_a_row_lights_its_patch_and_pages_are_reached(page: chromium.Page, report: Path) -> None:
-    page.open(report)
-    lit = "[...document.querySelectorAll('.lit')].map((e) => e.dataset.rank)"
-    page.evaluate("document.querySelector('tr[data-rank=\"2\"]').focus()")
-    assert page.evaluate(lit) == ["2", "2"]  # in the map and in the photo
+def test_a_row_lights_its_patch_and_pages_are_reached(opened: Tab) -> None:
+    page = opened.page
+    best = explained().explanation.top(2, "dog")[0]
+    page.locator('.card tr[data-rank="2"]').first.focus()
+    assert _viewer(opened, "lit") == best[1].player
     page.evaluate("document.activeElement.blur()")
-    assert page.evaluate(lit) == []
-    assert page.evaluate("document.querySelector('.pages a').href").endswith("report-2.html")
-    assert page.complaints == []
+    assert _viewer(opened, "lit") is None
+    assert (page.locator(".pages a").first.get_attribute("href") or "").endswith("report-2.html")
 
 
-@pytest.mark.parametrize("size", [chromium.DESKTOP, chromium.PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_the_first_map_is_large_and_above_everything_else(
-    page: chromium.Page, report: Path, size: tuple[int, int]
+    browser: Browser, report: Path, size: tuple[int, int]
 ) -> None:
-    page.open(report, size=size)
-    places = page.evaluate(
-        """[".main .map", ".said", ".photo", ".best", ".maps .map"].map((name) => {
-          const box = document.querySelector(".card " + name).getBoundingClientRect();
-          return [box.width, box.top];
-        })"""
-    )
-    width, top = places[0]
-    assert width > (0.8 if size == chromium.PHONE else 0.4) * size[0]
-    assert all(other_top >= top - 1 and other <= width for other, other_top in (places[2], places[4]))
-    if size == chromium.PHONE:
-        assert [top for _, top in places] == sorted(top for _, top in places)
+    with chromium.tab(browser, report, size=size) as opened:
+        _wait(opened)
+        names = ("canvas.map", ".said", ".best", ".curve", ".methods canvas", ".others canvas")
+        boxes = [opened.page.locator(f".card {name}").first.bounding_box() for name in names]
+        tops = [box["y"] for box in boxes if box is not None]
+        assert len(tops) == len(names)
+        width = boxes[0]["width"] if boxes[0] else 0
+        assert width > (0.8 if size == PHONE else 0.4) * size[0]
+        assert tops[2:] == sorted(tops[2:])
+        assert tops[0] < tops[2]
+        if size == PHONE:
+            assert tops == sorted(tops)
 
 
-def test_the_scale_is_common_until_switched(page: chromium.Page, report: Path) -> None:
-    page.open(report)
-    shown = """[...new Set([...document.querySelectorAll(".maps img, .maps .scale span[class]")]
-      .filter((e) => getComputedStyle(e).display !== "none").map((e) => e.className))]
-      .filter((name) => ["common", "own"].includes(name))"""
-    assert page.evaluate(shown) == ["common"]
-    page.evaluate("document.querySelector('.switch').focus()")
-    page.key("Enter")
-    assert page.evaluate(shown) == ["own"]
-    assert page.evaluate("[...new Set([...document.querySelectorAll('.switch')].map((e) => e.textContent))]") == [
-        "All maps on one scale"
-    ]
-    page.key("Enter")
-    assert page.evaluate(shown) == ["common"]
-    assert page.complaints == []
+def test_a_class_at_a_click_and_one_scale_until_switched(opened: Tab) -> None:
+    page = opened.page
+    values = explained().explanation.values.abs()
+    limits = [100 * float(values.max()), 100 * float(values[..., 1].max())]
+    line = page.locator(".others .line").first
+    assert f"+{limits[0]:.1f} points" in line.inner_text()
+    page.locator(".others .check").first.click()
+    assert f"+{limits[1]:.1f} points" in line.inner_text()
+    page.locator(".bars button", has_text="cat").first.click()
+    assert page.locator(".card .scale .high").first.inner_text() == "raises 'cat'"
+    page.locator("canvas.map").first.focus()
+    page.keyboard.press("1")
+    assert page.locator(".card .scale .high").first.inner_text() == "raises 'dog'"
+
+
+def test_the_slider_removes_patches_to_the_evaluated_points(opened: Tab) -> None:
+    page = opened.page
+    slider = page.locator(".slide input").first
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert slider.input_value() == "3"
+    assert _hidden(opened) == sorted(curve().order[:3])
+    assert page.locator(".slide-row output").first.inner_text() == "3 of 12 patches removed: 50.0\N{NO-BREAK SPACE}%"
+    assert "interaction" in page.locator(".game").first.inner_text()
+    page.locator("canvas.map").first.focus()
+    page.keyboard.press("[")
+    assert slider.input_value() == "1"
+    page.keyboard.press("z")
+    assert slider.input_value() == "3"
+    page.locator(".curve .choice label", has_text="add").first.click()
+    assert page.locator(".slide-row output").first.inner_text().startswith("3 of 12 patches added: ")
+
+
+def test_patches_hidden_by_hand_have_the_sum_of_values_alone(opened: Tab) -> None:
+    page = opened.page
+    page.locator(".brushes label", has_text="hide").first.click()
+    box = page.locator("canvas.map").first.bounding_box()
+    assert box is not None
+    # the photo has 80 x 60 pixels, the crop of 3 x 4 patches begins at x = 10: row 2, column 3 is patch 6
+    page.mouse.click(box["x"] + box["width"] * (10 + 2.5 * 15) / 80, box["y"] + box["height"] * 0.5)
+    assert _hidden(opened) == [6]
+    said = page.locator(".game").first.inner_text()
+    expected = 0.7 - float(explained().explanation.values[0, 6, 0])
+    assert f"{100 * expected:.1f}\N{NO-BREAK SPACE}%" in said
+    assert "The model is not in this file" in said
+
+
+def test_uncertain_patches_can_be_left_out(opened: Tab) -> None:
+    page = opened.page
+    page.locator(".methods .pick").nth(1).click()
+    assert _viewer(opened, "explanation.method") == "kernelshap"
+    assert "standard error up to" in page.locator(".stage .small").first.inner_text()
+    coloured = """() => { const c = document.querySelector("canvas.map"); const copy = document.createElement("canvas");
+      [copy.width, copy.height] = [c.width, c.height]; copy.getContext("2d").drawImage(c, 0, 0);
+      const d = copy.getContext("2d").getImageData(0, 0, c.width, c.height).data;
+      let n = 0; for (let i = 0; i < d.length; i += 4) { n += Math.abs(d[i] - d[i + 2]) > 4; } return n; }"""
+    assert page.evaluate(coloured) > 1000
+    page.locator(".card .check", has_text="only what is certain").first.click()
+    assert page.evaluate(coloured) == 0, "every interval includes zero: 0.6 standard errors of 1.96"
+
+
+def test_arrow_keys_say_value_and_interval(opened: Tab) -> None:
+    page = opened.page
+    page.locator(".methods .pick").nth(1).click()
+    page.locator("canvas.map").first.focus()
+    for key in ("ArrowUp", "ArrowUp", "ArrowLeft"):
+        page.keyboard.press(key)
+    value = float(explained().explanation.values[0, 1, 0])
+    low, high = (100 * (value + side * 1.96 * 0.6 * abs(value)) for side in (-1, 1))
+    said = page.locator(".readout").first.inner_text().replace("\N{MINUS SIGN}", "-")
+    assert said == f"row 1, column 2: {100 * value:+.1f} points (95 % interval {low:.1f} to {high:.1f})"

@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tests.metrics.games import additive_model
+from tests.metrics.games import explain as known_values
 from tests.small_nets import ROUNDING, random_images, small_net
 from vitshap.explanation import Explanation
 from vitshap.methods import method
@@ -174,3 +176,64 @@ def test_an_explanation_of_something_else_is_refused():
     other = small_net(grid=(2, 2))
     with pytest.raises(ValueError, match="grid"):
         insertion(other, random_images(other, 3), explanation)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4, 9, 20])
+def test_steps_are_every_so_many_points_and_the_last(step):
+    model = small_net()
+    pixels = random_images(model, 2)
+    explanation = method("leave-one-out", model)(pixels)
+    for metric in (insertion, deletion):
+        whole, some = metric(model, pixels, explanation), metric(model, pixels, explanation, step=step)
+        kept = [*range(0, 9, step), 9]
+        torch.testing.assert_close(some.points, whole.points[..., kept], atol=ROUNDING, rtol=0)
+        assert some.fractions[0].tolist() == pytest.approx([k / 9 for k in kept])
+        torch.testing.assert_close(some.values, some.points.mean(2))
+        trapezoid = metric(model, pixels, explanation, step=step, area="trapezoid").values
+        torch.testing.assert_close(trapezoid, torch.trapezoid(some.points, some.fractions[:, None], dim=2))
+
+
+def test_steps_of_images_with_fewer_players():
+    labels = torch.arange(6).view(1, 2, 3).repeat(2, 1, 1)
+    labels[1] = torch.tensor([[0, 0, 1], [2, -1, 2]])
+    model = small_net(grid=(2, 3), num_classes=2)
+    pixels = random_images(model, 2)
+    values = torch.randn(2, 6, 2, generator=torch.Generator().manual_seed(0))
+    values[1, 3:] = 0
+    explanation = explain(model, pixels, values, labels)
+    whole, some = (insertion(model, pixels, explanation, step=k, area="trapezoid") for k in (1, 2))
+    torch.testing.assert_close(some.points[0], whole.points[0][:, [0, 2, 4, 6]], atol=ROUNDING, rtol=0)
+    torch.testing.assert_close(some.points[1, :, :3], whole.points[1][:, [0, 2, 3]], atol=ROUNDING, rtol=0)
+    assert bool(some.points[1, :, 3].isnan().all())
+    assert some.fractions[1, :3].tolist() == pytest.approx([0, 2 / 3, 1])
+    expected = torch.trapezoid(some.points[1, :, :3], some.fractions[1, :3])
+    torch.testing.assert_close(some.values[1], expected)
+    with pytest.raises(ValueError, match=r"step is at least 1 .* got 0"):
+        insertion(model, pixels, explanation, step=0)
+    with pytest.raises(ValueError, match='area "mean" or "trapezoid", got 1 and \'auc\''):
+        insertion(model, pixels, explanation, area="auc")
+
+
+def test_areas_of_an_additive_game_are_known():
+    model = additive_model(3, 4)
+    pixels = random_images(model, 2)
+    weights = model.net.weights.detach()
+    right = known_values(model, pixels, weights[None])
+    ordered = weights.sort(dim=0, descending=True).values  # [12, 2]
+    share = torch.arange(12, 0, -1, dtype=torch.float64)[:, None] / 13  # points that include the k-th player
+    inserted, total = (share * ordered).sum(0), weights.sum(0)
+    deleted = total - inserted
+    for metric, expected in ((insertion, inserted), (deletion, deleted)):
+        torch.testing.assert_close(metric(model, pixels, right).values, expected.expand(2, 2), atol=1e-6, rtol=0)
+    middle = (torch.arange(12, 0, -1, dtype=torch.float64)[:, None] - 0.5) / 12
+    area = insertion(model, pixels, right, area="trapezoid").values
+    torch.testing.assert_close(area, (middle * ordered).sum(0).expand(2, 2), atol=1e-6, rtol=0)
+
+
+def test_random_orders_have_the_expected_area():
+    """Every player is among the first k with probability k / d, so the expected curve of an additive game is a line."""
+    model = additive_model(3, 4)
+    pixels = random_images(model, 400)
+    for metric in (insertion, deletion):
+        found = metric(model, pixels, method("random", model)(pixels, target=0))
+        assert abs(found.mean - float(model.net.weights.detach()[:, 0].sum()) / 2) < 4 * found.stderr

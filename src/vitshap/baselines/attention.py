@@ -25,7 +25,8 @@ class AttentionLast(TokenMethod):
         """Return the row that the head reads, the same for every class."""
         with torch.no_grad():
             found = trace(self.model.adapter, pixels, graph="none")
-            row = _read(_last_attention(found, self.model.adapter), self.model.adapter).sum(1)
+            last = found.attention[_last_attention(found, self.model.adapter)]
+            row = _read(last, self.model.adapter).sum(1)
         return TokenScores(_for_all(row, self, targets), found.logits)
 
 
@@ -75,11 +76,13 @@ class GradCamAttention(TokenMethod):
         """Return a map per class, from gradients of its logit."""
         adapter = self.model.adapter
         found = trace(adapter, pixels, graph="last block")
-        last = _last_attention(found, adapter)
-        row = _read(last, adapter)[..., adapter.prefix :]  # [B, H, N]
+        number = _last_attention(found, adapter)
+        mixed, v = found.mixed[number]
+        row = _read(found.attention[number], adapter)[..., adapter.prefix :]  # [B, H, N]
         maps = []
-        for (grads,) in gradients(found.logits, [last], one_hot_seeds(targets, found.logits)):
-            of_row = _read(grads, adapter)[..., adapter.prefix :]  # [t, B, H, N]
+        for (grads,) in gradients(found.logits, [mixed], one_hot_seeds(targets, found.logits)):
+            # the gradient of the attention weights is grads @ v.mT, of which one row is needed
+            of_row = _all_tokens(_query(grads, adapter) @ v.mT, adapter)[..., 0, adapter.prefix :]  # [t, B, H, N]
             maps.append((of_row.mean(-1, keepdim=True) * row).mean(2).clamp(min=0))
         return TokenScores(torch.cat(maps).permute(1, 2, 0), found.logits)
 
@@ -146,19 +149,26 @@ def patches(maps: Tensor, adapter: Adapter) -> Tensor:
     return maps[..., adapter.prefix :].permute(1, 2, 0)
 
 
-def _last_attention(found: Trace, adapter: Adapter) -> Tensor:
-    """Return the attention that the head reads: the last block's, or that of a pooling head."""
-    blocks = block_attention(found, adapter)
-    return found.attention[-1] if adapter.readout_weights() is None else blocks[-1]
+def _last_attention(found: Trace, adapter: Adapter) -> int:
+    """Return which attention the head reads: the last block's, or that of a pooling head."""
+    depth = len(block_attention(found, adapter))
+    return len(found.attention) - 1 if adapter.readout_weights() is None else depth - 1
 
 
 def _read(attention: Tensor, adapter: Adapter) -> Tensor:
-    """Return the row that the head reads, ``[..., L]``, of attention (or its gradient) ``[..., queries, L]``."""
+    """Return the row that the head reads, ``[..., L]``, of attention (or its gradient) ``[..., queries, keys]``."""
+    return _all_tokens(_query(attention, adapter), adapter)[..., 0, :]
+
+
+def _query(by_query: Tensor, adapter: Adapter) -> Tensor:
+    """Return what the head reads of ``[..., queries, n]``, ``[..., 1, n]``; of a pooling head the mean over its queries."""
     weights = adapter.readout_weights()
-    if weights is not None:
-        return weights.to(attention) @ attention
-    row = attention.mean(-2)  # of a pooling head, whose keys are all tokens or the patches
-    return F.pad(row, (adapter.prefix + adapter.grid[0] * adapter.grid[1] - row.shape[-1], 0))
+    return by_query.mean(-2, keepdim=True) if weights is None else weights.to(by_query)[None] @ by_query
+
+
+def _all_tokens(by_key: Tensor, adapter: Adapter) -> Tensor:
+    """Return ``[..., L]`` of ``[..., keys]``: the keys of a pooling head may be the patches alone."""
+    return F.pad(by_key, (adapter.prefix + adapter.grid[0] * adapter.grid[1] - by_key.shape[-1], 0))
 
 
 def _for_all(row: Tensor, method: TokenMethod, targets: Tensor) -> Tensor:

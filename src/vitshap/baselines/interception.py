@@ -48,6 +48,8 @@ class Trace:
     """``[B, K]``."""
     attention: list[Tensor] = field(default_factory=list)
     """Attention weights ``[B, H, queries, keys]`` in order: blocks, then a pooling head if there is one."""
+    mixed: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Output ``[B, H, queries, c]`` and values ``[B, H, keys, c]`` of each attention."""
     tokens: Tensor | None = None
     """Tokens after the last block, ``[B, prefix + N, D]``."""
     normed: Tensor | None = None
@@ -81,7 +83,7 @@ def trace(
     found = mode.leaf if leaf == "embedding" else pixels
     if found is None:
         raise ValueError(f"{type(adapter.net).__name__} has no patch convolution, which this method starts from")
-    return Trace(found, logits, mode.attention, mode.tokens, mode.normed)
+    return Trace(found, logits, mode.attention, mode.mixed, mode.tokens, mode.normed)
 
 
 def numbers_at_once(device: torch.device) -> int:
@@ -164,6 +166,7 @@ class _Recording(AttentionOverride):
         """Number of attention calls after which the graph starts; None: it is recorded as a whole, or not at all."""
         self.leaf: Tensor | None = None
         self.attention: list[Tensor] = []
+        self.mixed: list[tuple[Tensor, Tensor]] = []
         self.tokens: Tensor | None = None
         self.normed: Tensor | None = None
         self._last_norm: Tensor | None = None
@@ -195,6 +198,7 @@ class _Recording(AttentionOverride):
         if len(self.attention) == self.depth:
             self.normed = self._last_norm
         mixed = self.rules.mix(weights, v)
+        self.mixed.append((mixed, v))
         if len(self.attention) == self.graph_after:
             torch.set_grad_enabled(True)  # until the end of the forward pass: ``trace`` restores it
             mixed.requires_grad_()

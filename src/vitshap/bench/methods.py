@@ -14,27 +14,10 @@ from vitshap.bench.speed import Arch, Library, build_net, describe, seconds, thr
 from vitshap.experiments.tables import Cell, Column, Table
 from vitshap.methods import MethodLike, method
 from vitshap.models import wrap
+from vitshap.reproduce.paper import printed
 
 REFERENCE = "vanilla-embedding"
 """The method that ratios are to: the gradient of all classes in one vectorised backward pass."""
-PAPER = {
-    "attention-last": 6.8,
-    "attention-rollout": 10.6,
-    "gradcam-ln": 275.9,
-    "gradcam-attention": 275.9,
-    "integrated-gradients-pixel": 1236.8,
-    "integrated-gradients-embedding": 1236.8,
-    "vanilla-pixel": 230.1,
-    "vanilla-embedding": 230.1,
-    "smoothgrad-pixel": 1218.0,
-    "smoothgrad-embedding": 1218.0,
-    "vargrad-pixel": 1218.9,
-    "vargrad-embedding": 1218.9,
-    "lrp": 1551.4,
-    "leave-one-out": 810.0,
-    "rise": 8213.4,
-}
-"""Milliseconds per image of the paper's table of running times: ViT-Base, ImageNette's ten classes, its GPU."""
 METHODS = (
     *(REFERENCE, "vanilla-pixel", "smoothgrad-pixel", "smoothgrad-embedding", "vargrad-pixel", "vargrad-embedding"),
     *("integrated-gradients-pixel", "integrated-gradients-embedding", "attention-last", "attention-rollout"),
@@ -84,7 +67,7 @@ def measure(
             ratio=spent / reference,
             evaluations=None if asked is None else asked / spent,
             share=None if asked is None or rate is None else asked / spent / rate,
-            paper=PAPER.get(name) if name != "rise" or rise_masks == 2000 else Cell(PAPER[name], note="2,000 masks"),
+            paper=_paper(name) if name != "rise" or rise_masks == 2000 else Cell(_paper(name), note="2,000 masks"),
         )
 
     with nullcontext() if device.type == "cuda" else threads(1):
@@ -115,3 +98,12 @@ def _rates(library: Library, arch: Arch, device: torch.device, note: Callable[[s
         "attention": found["packed and compiled"],
         "pixels": found["full length, fused attention with a mask"],
     }
+
+
+def _paper(name: str) -> float | None:
+    """Return the paper's milliseconds per image: ViT-Base, ImageNette's ten classes; the same for variants of a method."""
+    family = name.rpartition("-")[0]
+    for row in (name, f"{family}-embedding", f"{family}-pixel", f"{family}-ln"):
+        if number := printed("table-11", row, "milliseconds", data="imagenette", classes="all"):
+            return number.mean
+    return None

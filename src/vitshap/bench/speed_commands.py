@@ -121,6 +121,41 @@ def bench_methods(
     show(out, table, machine=describe(where))
 
 
+@subcommand("metrics")
+def bench_metrics(
+    arch: Arch = ArchName.tiny,
+    library: Library = LibraryName.timm,
+    images: Annotated[int, typer.Option(min=0, help="Images; 0: 1,000 on a GPU, 4 on a CPU.")] = 0,
+    step: Annotated[int, typer.Option(min=1, help="Patches deleted at a time (CPU).")] = 7,
+    subsets: Annotated[int, typer.Option(min=2, help="Subsets of sensitivity-n (CPU).")] = 16,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds (CPU).")] = 3,
+    device: Device = "auto",
+    out: Out = None,
+) -> None:
+    """Time metrics: on a GPU beside evaluations of coalitions, on a CPU deletion and sensitivity-n beside Quantus."""
+    from vitshap.bench import metrics as measuring
+    from vitshap.bench.speed import describe
+
+    where = resolve_device(device)
+    if where.type == "cuda":
+        rates = measuring.measure_rates(
+            library.value, arch.value, where, images=images or 1000, note=ProgressLines().start
+        )
+        show(out, rates, machine=describe(where))
+        return
+    table = measuring.measure(
+        library.value,
+        arch.value,
+        where,
+        images=images or 4,
+        step=step,
+        subsets=subsets,
+        rounds=rounds,
+        note=ProgressLines().start,
+    )
+    show(out, table, machine=describe(where))
+
+
 @subcommand("training")
 def bench_training(
     arch: Arch = ArchName.base,
@@ -177,3 +212,19 @@ def bench_memory(
 
     where = resolve_device(device)
     show(out, speed.measure_memory(library.value, arch.value, where, coalitions), machine=speed.describe(where))
+
+
+@subcommand("serve")
+def bench_serve(
+    bundle: Annotated[str | None, typer.Option(help="Stored explainer; default: the one that is shipped.")] = None,
+    clients: Annotated[int, typer.Option(min=1, help="Clients that send photos at the same time.")] = 200,
+    seconds: Annotated[float, typer.Option(min=1, help="Time of the load, over all rounds.")] = 60.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of offline explanations and load in turn.")] = 3,
+    out: Out = None,
+) -> None:
+    """Measure vitshap serve: times of the page's requests, throughput under load compared with offline explanations."""
+    from vitshap.bench import serve as measuring
+    from vitshap.bench.speed import describe
+
+    tables = measuring.measure(bundle, clients=clients, seconds=seconds, rounds=rounds)
+    show(out, *tables, machine=describe(resolve_device("cpu")))

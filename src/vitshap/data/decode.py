@@ -12,7 +12,6 @@ an error.
 from __future__ import annotations
 
 import math
-import os
 import struct
 import warnings
 import zlib
@@ -28,7 +27,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitshap.models.preprocess import Preprocess, eight_bit
+from vitshap.models.preprocess import Preprocess, eight_bit, open_image
 
 READ_ERRORS = (
     OSError,
@@ -61,9 +60,7 @@ class UnreadableImage(ValueError):
 def read_image(path: str | PathLike[str], *, channels: int = 3) -> Image.Image:
     """Read an image file, upright, in mode L (1 channel) or RGB (3)."""
     try:
-        if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe may never end
-            raise OSError(f"{os.fspath(path)} is not a regular file")
-        with Image.open(path) as image:
+        with open_image(path) as image:
             image.load()
             return eight_bit(image, channels=channels)
     except Exception as error:  # a damaged file may raise anything in Pillow's plugins

@@ -215,6 +215,17 @@ def authors_evaluation_images(test: ImageData, which: Literal["tables", "kernels
     return test.subset(chosen)
 
 
+def authors_output_names(layout: str) -> tuple[str, ...]:
+    """Return the classes of the authors' outputs for ``"imagenette"``, ``"pets"`` or ``"mura"``, in their order."""
+    if layout == "mura":
+        return ("abnormal",)
+    if layout == "pets":
+        return tuple(sorted((name.replace("_", " ") for name in _blocks("pets")[0]), key=str.lower))
+    if layout == "imagenette":
+        return IMAGENETTE_ORDER
+    raise ValueError(f"the paper's authors trained on {', '.join(AUTHORS)}, not on {layout!r}")
+
+
 def _paths(test: ImageData) -> list[Path]:
     return [Path(image) for image in test.images if isinstance(image, Path)]
 

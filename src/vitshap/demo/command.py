@@ -144,7 +144,7 @@ def explain_samples(folder: Path, console: Console) -> Photos:
     _print(console, *terminal.source_lines(source))
     paths = [Path(str(files("sklearn.datasets.images") / name)) for name in SAMPLES]
     heatmaps, entries = Heatmaps(folder), []
-    for entry in explain_photos(paths, source):
+    for entry in explain_photos(paths, source, curves=True):
         entry = replace(entry, path=Path(entry.path).name)  # its folder among the packages does not matter
         _print(console, *terminal.entry_lines(entry, source, k=PATCHES))
         if not isinstance(entry, Failed):

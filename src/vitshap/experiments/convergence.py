@@ -10,20 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from vitshap.coalitions import Coalitions
 from vitshap.estimators.estimate import Estimator, correlation, split_half
 from vitshap.estimators.kernel import kernelshap, kernelshap_original
 from vitshap.estimators.permutation import permutation
 from vitshap.experiments.tables import Column, Table
 from vitshap.game import Game
-from vitshap.models import MaskedModel
-from vitshap.models.load import ModelSpec, load_model
 
 ESTIMATORS: dict[str, Estimator] = {
     "kernelshap": kernelshap,
@@ -49,40 +45,6 @@ class Start(Protocol):
     """Called with what is measured next, and with its evaluations where they are known."""
 
     def __call__(self, title: str, evaluations: int | None = None, /) -> object: ...
-
-
-def load(
-    name: str, weights: Path, classes: Sequence[int], data: Path, count: int, device: torch.device
-) -> tuple[MaskedModel, Tensor]:
-    """Load a timm model, keeping the given rows of its head, and the first images of a folder; half precision on a GPU."""
-    dtype = torch.float16 if device.type == "cuda" else torch.float32
-    spec = ModelSpec(name, weights=str(weights), head_rows=tuple(classes) or None, option="--{}")
-    model = load_model(spec).to(device, dtype).eval()
-    paths = sorted(path for path in data.rglob("*") if path.suffix.lower() in (".jpeg", ".jpg", ".png"))[:count]
-    if not paths:
-        raise ValueError(f"{data} holds no image (.jpeg, .jpg, .png)")
-    return model, model.prepare(paths).pixels
-
-
-def watched(game: Game, add: Callable[[int], object]) -> Game:
-    """Return the same game, evaluated in parts that take seconds at most; ``add`` is called with the size of each part."""
-    part = 4096 if game.device.type == "cuda" else 128
-
-    def value(coalitions: Coalitions) -> Tensor:
-        values = []
-        for some in coalitions.split(part, dim=1):  # type: ignore[no-untyped-call]
-            values.append(game(some))
-            add(some.shape[1])
-        return torch.cat(values, dim=1)
-
-    return Game(
-        value,
-        num_players=game.num_players,
-        num_outputs=game.num_outputs,
-        batch_size=game.batch_size,
-        device=game.device,
-        player_mask=game.player_mask,
-    )
 
 
 def measure_budgets(

@@ -19,18 +19,16 @@ from torch import Tensor
 
 from vitshap.data import Splits, load_data
 from vitshap.estimators import truth
-from vitshap.estimators.estimate import correlation
 from vitshap.experiments.tables import Column, Table
 from vitshap.explainers import Explainer
 from vitshap.methods import method
+from vitshap.metrics import agreement as agreement
 from vitshap.metrics import deletion, insertion
 from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating
 from vitshap.training.batches import Images, evenly
 from vitshap.training.values.store import Evaluator
 
-MIN_RELIABILITY = 0.1
-"""Below it reference values are nearly all noise, and a correlation cannot be corrected for that."""
 CURVE_BATCH = 250
 """Images whose curves are computed at once."""
 
@@ -89,24 +87,6 @@ def reference_set(
     return ReferenceSet(pixels, labels, known)
 
 
-def agreement(values: Tensor, known: truth.Truth, labels: Tensor) -> dict[str, float | None]:
-    """Compute the mean Pearson correlation over players of values ``[N, d, K]`` with the reference values.
-
-    It is computed for the images' own classes (``labels`` ``[N]``) and for the other classes, as it is (``raw_*``) and
-    divided by the square root of the reference's reliability, which is None where that is below ``MIN_RELIABILITY``.
-    """
-    found = correlation(values.double().cpu(), known.values)  # [N, K]
-    own = torch.zeros_like(found, dtype=torch.bool).scatter(1, labels.cpu()[:, None], True)
-    scores: dict[str, float | None] = {}
-    for name, where in (("target", own), ("others", ~own)):
-        reliability = known.reliability[where].clamp(min=0)
-        scores[f"reliability_{name}"] = float(reliability.mean())
-        scores[f"raw_{name}"] = float(found[where].mean())
-        enough = float(reliability.mean()) >= MIN_RELIABILITY
-        scores[name] = float(found[where].mean() / reliability.sqrt().mean()) if enough else None
-    return scores
-
-
 def areas(evaluate: Evaluator, explainer: Explainer, pixels: Tensor, labels: Tensor) -> dict[str, float]:
     """Compute mean areas under the insertion and deletion curves of the images' own classes, under the insertion curves
     of the other classes, and under both curves of random orders."""
@@ -126,20 +106,6 @@ def areas(evaluate: Evaluator, explainer: Explainer, pixels: Tensor, labels: Ten
         for name, area in found.items():
             totals[name] = totals.get(name, 0.0) + float(area.sum())
     return {name: total / len(pixels) for name, total in totals.items()}
-
-
-def scores_table(title: str, scores: Mapping[str, float | None], *, budget: int) -> Table:
-    """Arrange scores in a table of one row each; a note explains missing ones. ``budget``: of the reference values."""
-    table = Table(title, (Column("measure"), Column("value", ".4f")))
-    for name, value in scores.items():
-        table.add(measure=name.replace("_", " "), value=value)
-    missing = [name for name, value in scores.items() if value is None]
-    if missing:
-        table.notes.append(
-            f"{' and '.join(missing)}: not known, because the reliability of the reference values is below "
-            f"{MIN_RELIABILITY:g}; compute them with more than {budget:,} evaluations (--budget) into another folder"
-        )
-    return table
 
 
 def top_probabilities(model: MaskedModel, data: Any, *, count: int, batch: int = 64) -> Tensor:

@@ -21,7 +21,8 @@ MEASURES = {
     "random_deletion": "deletion in random order",
     "unknown_threshold": "probability threshold: predictions below it are reported as low confidence",
 }
-"""Descriptions of the numbers that ``vitshap bench quality`` and ``unknown`` record; others are shown by their names.
+"""Descriptions of the numbers that ``vitshap evaluate --record`` and ``vitshap bench unknown`` record; others are shown
+by their names.
 
 Measures are listed in the order in which they were recorded. "Own class": the class of the image.
 """

@@ -43,6 +43,8 @@ class ExplainerConfig:
     block_norm: bool = True
     """A layer norm before the extra block's attention, and before the fully connected layers also if there is no extra
     block. The authors' network has neither: false for their weights."""
+    class_token: bool = True
+    """Whether class and register tokens are among the head's input; their outputs are dropped in any case."""
     train_trunk: bool = True
     """Whether the trunk is trained, or only the head."""
     frozen_blocks: int = 0
@@ -127,8 +129,10 @@ class ExplainerNetwork(nn.Module):
         if self.adapter is None:
             values: Tensor = self.head(self.trunk(images)).float()
         else:
-            values, shares = self.head(encoded(self.adapter, images))
-            values = values[:, self.adapter.prefix :].float()  # [B, N, K]
+            tokens, prefix = encoded(self.adapter, images), self.adapter.prefix
+            kept = self.config.class_token
+            values, shares = self.head(tokens if kept else tokens[:, prefix:])
+            values = (values[:, prefix:] if kept else values).float()  # [B, N, K]
         if self.config.tanh:
             values = values.tanh()
         return values * self.config.output_scale, shares

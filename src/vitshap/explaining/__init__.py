@@ -1,11 +1,13 @@
 """From photos to explanations, the work behind ``vitshap explain``: photos, source, stream, entries, sinks.
 
 ``photos`` finds and reads files, ``source`` loads what explains them, ``stream`` explains them (``explain_prepared`` one
-batch), ``entries`` are the results, and sinks write them: ``report`` (with ``html``), ``sinks`` (JSON, Parquet, heatmaps)
-and ``terminal``.
+batch; ``curves`` the output while patches are removed), ``entries`` are the results, and sinks write them: ``report``
+(with ``html``, and ``dataset`` for a folder as a whole), ``sinks`` (JSON, Parquet, heatmaps) and ``terminal``.
 """
 
+from vitshap.explaining.dataset import DataSet, DataSetSummary, disagreements, read_run
 from vitshap.explaining.entries import Explained, Failed, Patch, Summary, patches
+from vitshap.explaining.one_photo import explain
 from vitshap.explaining.photos import Found, find_photos, read_photo
 from vitshap.explaining.report import ReportWriter, Section
 from vitshap.explaining.source import Source, open_bundle, open_model
@@ -13,6 +15,8 @@ from vitshap.explaining.stream import CannotExplain, explain_photos, explain_pre
 
 __all__ = [
     "CannotExplain",
+    "DataSet",
+    "DataSetSummary",
     "Explained",
     "Failed",
     "Found",
@@ -21,6 +25,8 @@ __all__ = [
     "Section",
     "Source",
     "Summary",
+    "disagreements",
+    "explain",
     "explain_photos",
     "explain_prepared",
     "find_photos",
@@ -29,4 +35,5 @@ __all__ = [
     "patches",
     "prepare_photo",
     "read_photo",
+    "read_run",
 ]

@@ -23,10 +23,10 @@ from PIL import Image
 
 from vitshap.estimators.refine import correction_needs
 from vitshap.explaining import budget, terminal
+from vitshap.explaining.dataset import read_run
 from vitshap.explaining.entries import Explained, Failed
-from vitshap.explaining.html import figure_html
 from vitshap.explaining.photos import SUFFIXES, Found, find_photos
-from vitshap.explaining.report import ReportWriter, Section, refuse_foreign_report
+from vitshap.explaining.report import ReportWriter, refuse_foreign_report
 from vitshap.explaining.sinks import MAPS, Heatmaps, JsonLines, ParquetRows, Sink, with_drawn_classes
 from vitshap.explaining.source import EXPLAINER, REFINE, Source, open_bundle, open_model
 from vitshap.explaining.stream import CannotExplain, explain_photos
@@ -40,6 +40,8 @@ from vitshap.players import resolve
 
 HEATMAPS_UP_TO = 100
 """Most images whose heatmaps are written as files by default; the report has them anyway."""
+CURVES_UP_TO = 25
+"""Most images whose curves are evaluated by default: a curve takes some 65 evaluations."""
 BATCHES = {"cpu": 16, "cuda": 64}
 """Images at a time for methods that do not sample; those that do take one."""
 
@@ -89,16 +91,28 @@ class Options:
         str | None, typer.Option("--json", metavar="FILE|-", help="Write a line of JSON per image, as they are done.")
     ] = None
     parquet: Annotated[str | None, typer.Option(help="Write a row per image and class (needs pyarrow).")] = None
+    against: Annotated[
+        str | None,
+        typer.Option(help="The --json file of another model's run: list the images on which the two disagree most."),
+    ] = None
     batch: Annotated[int | None, typer.Option(min=1, help="Images at a time.")] = None
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
     heatmaps: Annotated[
         bool | None,
         typer.Option("--heatmaps/--no-heatmaps", help="Write heatmaps as files; default: up to 100 images."),
     ] = None
+    curves: Annotated[
+        bool | None,
+        typer.Option("--curves/--no-curves", help="Evaluate the model without the best patches; up to 25 images."),
+    ] = None
 
     def draws_heatmaps(self, images: int) -> bool:
         """Return whether heatmaps are written as files."""
         return images <= HEATMAPS_UP_TO if self.heatmaps is None else self.heatmaps
+
+    def draws_curves(self, images: int) -> bool:
+        """Return whether the report has curves of the output while patches are removed."""
+        return images <= CURVES_UP_TO if self.curves is None else self.curves
 
 
 def run(options: Options) -> int:
@@ -138,8 +152,6 @@ class _Run:
     explained: int = 0
     failed: int = 0
     low_confidence: int = 0
-    sections: list[Section] = field(default_factory=list)
-    """Further parts of the report: the comparisons of methods."""
     heatmaps: Heatmaps = field(init=False)
 
     def run(self) -> int:
@@ -159,12 +171,13 @@ class _Run:
                 for missing in self.found.missing:
                     self._add(missing, source, target)
                 watched = source.with_progress(bar.add_estimate) if _shows_partial(source) else source
+                curves = options.draws_curves(total)
                 streams = (
-                    explain_photos(self.found.photos, one, target=target, batch=batch) for one in (watched, *others)
+                    explain_photos(self.found.photos, one, target=target, batch=batch, curves=curves and i == 0)
+                    for i, one in enumerate((watched, *others))
                 )
                 for entry, *rest in zip(*streams, strict=True):
-                    self._add(entry, source, target)
-                    self._compare(entry, rest)
+                    self._add(self._compared(entry, rest), source, target)
                     bar.advance(self.explained + self.failed - len(self.found.missing))
         except KeyboardInterrupt:
             where = f"; they are in {options.out / 'report.html'}" if self.explained else ""
@@ -216,7 +229,8 @@ class _Run:
         drawing = options.draws_heatmaps(len(self.found.photos))
         self.heatmaps = stack.enter_context(Heatmaps(options.out, self.found.files, drawing=drawing))
         self.sinks.append(self.heatmaps)
-        report = ReportWriter(options.out, source.summary(settings), patches=options.patches, sections=self.sections)
+        earlier = None if options.against is None else read_run(options.against)
+        report = ReportWriter(options.out, source.summary(settings), patches=options.patches, earlier=earlier)
         self.sinks.append(stack.enter_context(report))
 
     def _add(self, entry: Explained | Failed, source: Source, target: Target) -> None:
@@ -234,14 +248,13 @@ class _Run:
         show(*terminal.entry_lines(entry, source, k=self.options.patches))
         gc.enable()
 
-    def _compare(self, entry: Explained | Failed, others: Sequence[Explained | Failed]) -> None:
-        """Draw the maps of several methods side by side, as a file and in the report."""
+    def _compared(self, entry: Explained | Failed, others: Sequence[Explained | Failed]) -> Explained | Failed:
+        """Return the entry with the explanations of the other methods, and draw their maps side by side into a file."""
         if isinstance(entry, Failed) or not others:
-            return
-        path = self.heatmaps.add_comparison(entry, [one for one in others if isinstance(one, Explained)])
-        with Image.open(path) as picture:
-            caption = f"{entry.name}: {entry.label(entry.classes[0])}, each map on its own scale"
-            self.sections.append(Section("Methods side by side", figure_html(picture, caption)))
+            return entry
+        explained = [one for one in others if isinstance(one, Explained)]
+        self.heatmaps.add_comparison(entry, explained)
+        return replace(entry, others=tuple(one.explanation for one in explained))
 
     def _end(self) -> int:
         options, printer = self.options, self.printer

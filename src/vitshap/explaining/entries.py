@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from PIL import Image
 
+from vitshap.explaining.curves import RemovalCurve
 from vitshap.explanation import Explanation
 
 Box = tuple[float, float, float, float]
@@ -38,6 +39,10 @@ class Explained:
     """Why the explanation may be unreliable."""
     notes: tuple[str, ...] = ()
     """How the file was read, if that is not obvious."""
+    curve: RemovalCurve | None = None
+    """The output while patches are removed by their values for ``main``, if it was evaluated."""
+    others: tuple[Explanation, ...] = ()
+    """Explanations of the same image by other methods."""
 
     @property
     def name(self) -> str:

@@ -1,68 +1,75 @@
-"""The HTML of one image: the map of the predicted class, predictions, patches, maps of other classes; all in text.
+"""The HTML of one image: its first line, messages, the place of the viewer with its data, and technical details.
 
-Pictures are embedded, small enough that hundreds fit on a page: the photo once, and the colours of each map over it.
+What a photo shows is drawn by the viewer (``vitshap.viewer``) from the stored values. For browsers without scripts there
+is the map of the first class as a picture, with the predictions and the most important patches as tables.
 """
 
 from __future__ import annotations
 
-import base64
-import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from html import escape
 from importlib.resources import files
 from string import Template
+from typing import Any
 
 from PIL import Image
 
 from vitshap import plots
 from vitshap.explaining import text
-from vitshap.explaining.entries import Box, Explained, Patch, Summary, patches
-from vitshap.plots.figures import scale_ends
+from vitshap.explaining.dataset import FEWEST, DataSetSummary
+from vitshap.explaining.entries import Explained, Patch, Summary, patches, printable
+from vitshap.explanation import Explanation, view_data
+from vitshap.viewer import photo_uri, view_html
 
 PREDICTIONS = 5
-LARGE, SMALL = 34, 15
-"""Greatest heights of the first map and of the others, in rem."""
-UNSEEN = 0.25
-"""A sentence says so if the model does not see at least this share of the photo."""
 PHOTO_SIDE, PANORAMA_SIDE = 640, 1600
 """Most pixels of the photo's longer side; the larger number for a photo of which the model sees a small part."""
-LEAST_SIDE = 160
-_QUALITY = 80
+MEAN_SIDE, MEAN_MAPS = 168, 24
+"""Pixels of a mean map's longer side, and most mean maps in a report."""
+PLAIN_SIDE = 320
+"""The same for the picture that browsers without scripts show."""
 
 
 @lru_cache
 def template(name: str) -> Template:
-    """Return a template of this package, or another file of its pages."""
+    """Return a template of this package."""
     return Template((files("vitshap.explaining") / name).read_text(encoding="utf-8").strip())
 
 
 def card(entry: Explained, number: int, summary: Summary, *, k: int) -> str:
     """Return the HTML of one image, with its ``k`` most important patches; every name in it is escaped."""
-    first = entry.main
-    best = patches(entry, k, first)
-    width, height = entry.size
-    points = entry.explanation.unit == "probability"
     return template("card.html").substitute(
         number=number,
         name=escape(entry.name),
-        headline=escape(text.headline(entry, summary.outputs)),
+        headline=escape(text.headline(entry, summary.outputs)).replace(" %", "&nbsp;%"),
         messages=_messages(entry),
-        main=_map(entry, first, summary, best),
-        photo=photo_uri(entry),
-        alt=escape(f"The photo {entry.name}"),
-        width=width,
-        height=height,
-        marks=_marks(entry, best),
-        caption=_caption(entry, len(best)),
-        bars="".join(_bar(entry, index, value, summary) for index, value in entry.predicted(PREDICTIONS)),
-        sum=_sum(entry, first, summary),
-        first=escape(entry.label(first)),
-        unit="percentage points" if points else "value",
-        patches="".join(_row(rank, patch, entry.explanation.unit) for rank, patch in enumerate(best, 1)),
-        others=_others(entry, first, summary),
+        view=view_html(entry_data(entry, summary, k=k), _without_script(entry, summary, k)),
         technical=_technical(entry, summary),
     )
+
+
+def entry_data(entry: Explained, summary: Summary, *, k: int) -> dict[str, Any]:
+    """Return what the viewer needs of one image: the photo, all values, the curve, and the maps of other methods."""
+    data = _explanation_data(entry, entry.explanation, summary)
+    indices = [one["index"] for one in data["predictions"]]
+    for one in data["classes"]:
+        one["reliability"] = text.reliability(entry, one["index"])
+    return {
+        **data,
+        "name": entry.name,
+        "listed": k,
+        "picture": photo_uri(entry.picture, most=PANORAMA_SIDE if entry.zoomed else PHOTO_SIDE),
+        "curve": None if entry.curve is None else entry.curve.view_data(indices),
+        "others": [_explanation_data(entry, other, summary) for other in entry.others],
+    }
+
+
+def _explanation_data(entry: Explained, explanation: Explanation, summary: Summary) -> dict[str, Any]:
+    data = view_data(explanation, entry.size)
+    for one in (*data["predictions"], *data["classes"]):
+        one["name"] = printable(one["name"])
+    return {**data, "outputs": summary.outputs}
 
 
 def _messages(entry: Explained) -> str:
@@ -77,50 +84,45 @@ def _messages(entry: Explained) -> str:
     )
 
 
-def _marks(entry: Explained, best: list[Patch]) -> str:
-    """Draw on the photo: the edge of the model's crop, and the numbered patches, the first one on top.
-
-    On a small crop there are no numbers, which would hide it.
-    """
-    size = max(entry.size) / 26
-    frame = "" if _sees_all(entry) else _rectangle(entry.box, "crop back") + _rectangle(entry.box, "crop")
-    drawn = []
-    for rank, patch in reversed(list(enumerate([] if entry.zoomed else best, 1))):
-        left, top, right, bottom = patch.box
-        middle = f'x="{(left + right) / 2:.1f}" y="{(top + bottom) / 2:.1f}" font-size="{size:.1f}"'
-        drawn.append(
-            f'<g class="mark" data-rank="{rank}">{_rectangle(patch.box, "under")}{_rectangle(patch.box, "edge")}'
-            f"<text {middle}>{rank}</text></g>"
-        )
-    return frame + "".join(drawn)
-
-
-def _rectangle(box: Box, kind: str) -> str:
-    left, top, right, bottom = box
-    size = f'width="{right - left:.1f}" height="{bottom - top:.1f}"'
-    return f'<rect class="{kind}" x="{left:.1f}" y="{top:.1f}" {size}/>'
-
-
-def _sees_all(entry: Explained) -> bool:
-    left, top, right, bottom = entry.box
-    width, height = entry.size
-    return left < 1 and top < 1 and right > width - 1 and bottom > height - 1
-
-
-def _caption(entry: Explained, count: int) -> str:
-    if entry.zoomed:
-        return "Dashed: what the model sees."
-    numbers = f"Numbers: the {count} patches listed." if count > 1 else "Number: the patch listed."
-    return numbers if _sees_all(entry) else f"{numbers} Dashed: what the model sees."
-
-
-def _bar(entry: Explained, index: int, value: float, summary: Summary) -> str:
-    share = f'<span class="bar"><span style="width:{100 * min(max(value, 0), 1):.1f}%"></span></span>'
-    bar = share if summary.outputs == "probability" else ""
-    output = text.output_text(value, summary.outputs)
-    return (
-        f'<li><span class="name">{escape(entry.label(index))}</span><span class="n">{escape(output)}</span>{bar}</li>'
+def _without_script(entry: Explained, summary: Summary, k: int) -> str:
+    """Return the map of the first class, the predictions and the best patches as plain HTML."""
+    index, unit = entry.main, entry.explanation.unit
+    heat, errors = entry.explanation.heatmap(index)[0], entry.explanation.stderr_map(index)
+    map_picture = plots.overlay_png(
+        heat.numpy(),
+        entry.picture.crop(entry.picture_box) if entry.zoomed else entry.picture,
+        None if entry.zoomed else entry.picture_box,
+        stderr=None if errors is None else errors[0].numpy(),
+        max_side=PLAIN_SIDE,
     )
+    best = patches(entry, k, index)
+    predicted = [
+        [entry.label(one), text.output_text(value, summary.outputs)] for one, value in entry.predicted(PREDICTIONS)
+    ]
+    rows = [_row(rank, patch, unit) for rank, patch in enumerate(best, 1)]
+    headings = ["#", "percentage points" if unit == "probability" else "value", "where", "row, column", "pixels"]
+    alternative = escape(_alternative(entry, index, best[0]))
+    return (
+        f'<figure><img src="{photo_uri(map_picture, most=PLAIN_SIDE)}" alt="{alternative}"></figure>'
+        f"<h3>Prediction</h3>{table_html(f'Prediction for {entry.name}', ['class', 'output'], predicted)}"
+        f"<h3>Patches that support {escape(entry.label(index))} most</h3>"
+        f"{table_html(f'Most important patches of {entry.name}', headings, rows)}"
+        "<p>Rows and columns are counted from 1, from the top left of the model's crop. With scripts allowed, this page "
+        "shows the maps of all classes.</p>"
+    )
+
+
+def _alternative(entry: Explained, index: int, best: Patch) -> str:
+    values, unit = entry.explanation.values[0, :, entry.classes.index(index)], entry.explanation.unit
+    lowest, highest = (text.value_text(float(value), unit) for value in (values.min(), values.max()))
+    spread = f"values from {lowest} to {text.with_unit(highest, unit)}, the largest at the {best.place}"
+    return f"Map for {entry.label(index)}: {spread} of the photo."
+
+
+def _row(rank: int, patch: Patch, unit: str) -> list[str]:
+    error = "" if patch.stderr is None else f" ± {text.size_text(patch.stderr, unit)}"
+    value = f"{text.value_text(patch.value, unit)}{error}"
+    return [str(rank), value, patch.place, f"{patch.row + 1}, {patch.column + 1}", patch.pixels]
 
 
 def _ends(entry: Explained, index: int, summary: Summary) -> tuple[str, str, str] | None:
@@ -132,128 +134,6 @@ def _ends(entry: Explained, index: int, summary: Summary) -> tuple[str, str, str
     base, full = (float(ends[0, column]) for ends in (explanation.base_values, explanation.full_values))
     total = text.with_unit(text.value_text(full - base, explanation.unit), explanation.unit)
     return text.output_text(base, summary.outputs), text.output_text(full, summary.outputs), total
-
-
-def _sum(entry: Explained, index: int, summary: Summary) -> str:
-    ends = _ends(entry, index, summary)
-    if ends is None:
-        return '<p class="sum">The values of this method do not add up to the prediction.</p>'
-    base, full, total = (escape(end) for end in ends)
-    return (
-        f'<p class="sum"><em>{escape(entry.label(index))}</em> has {base} with no patch and {full} with all of them: '
-        f"the patches add up to {total}.</p>"
-    )
-
-
-def _row(rank: int, patch: Patch, unit: str) -> str:
-    error = "" if patch.stderr is None else f' <span class="error">± {text.size_text(patch.stderr, unit)}</span>'
-    value = escape(text.value_text(patch.value, unit))
-    return (
-        f'<tr data-rank="{rank}" tabindex="0"><td>{rank}</td><td class="n">{value}{error}</td>'
-        f"<td>{escape(patch.place)}</td><td>{patch.row + 1}, {patch.column + 1}</td><td>{escape(patch.pixels)}</td></tr>"
-    )
-
-
-def _others(entry: Explained, first: int, summary: Summary) -> str:
-    others = [index for index in entry.classes if index != first]
-    if not others:
-        return ""
-    maps = "".join(_map(entry, index, summary) for index in others)
-    switch = '<button type="button" class="switch" hidden>Each map on its own scale</button>'
-    return f'<div class="heading"><h3>Other classes</h3>{switch}</div><div class="maps">{maps}</div>'
-
-
-def _map(entry: Explained, index: int, summary: Summary, best: list[Patch] | None = None) -> str:
-    """Draw one class's map with its legend; ``best`` are the patches that can be highlighted in the first, large map."""
-    name = entry.label(index)
-    left, top, right, bottom = entry.window
-    width, height = right - left, bottom - top
-    marks = ""
-    if best is not None:
-        drawn = "".join(
-            f'<g class="mark" data-rank="{rank}">{_rectangle(patch.box, "under")}{_rectangle(patch.box, "edge")}</g>'
-            for rank, patch in enumerate(best, 1)
-        )
-        marks = f'<svg viewBox="{left:.1f} {top:.1f} {width:.1f} {height:.1f}" aria-hidden="true">{drawn}</svg>'
-    highest = LARGE if best is not None else SMALL
-    widest = f"--width:min(100%,{highest * width / height:.2f}rem)"
-    photo = (0.0, 0.0, float(entry.size[0]), float(entry.size[1]))
-    output = text.output_text(float(entry.explanation.prediction[0, index]), summary.outputs)
-    return (
-        f'<figure class="{"main" if best is not None else "other"}" style="{widest}">'
-        f'<div class="map" style="aspect-ratio:{width:.1f}/{height:.1f}">'
-        f'<div class="base" style="{_placed(photo, entry.window)}"></div>'
-        f'<div class="{"seen" if _sees_all(entry) else "seen cropped"}" style="{_placed(entry.box, entry.window)}">'
-        f"{_colours(entry, index)}</div>{marks}</div>{_legend(entry, index, large=best is not None)}"
-        f'<figcaption><span class="name">{escape(name)}</span> <span class="n">{escape(output)}</span>'
-        + "".join(f'<span class="line">{escape(line)}</span>' for line in _lines(entry, index, best is not None))
-        + "</figcaption></figure>"
-    )
-
-
-def _placed(box: Box, window: Box) -> str:
-    """Return the CSS that places the box in the window, both in pixels of the photo."""
-    left, top, right, bottom = window
-    across, down = 100 / (right - left), 100 / (bottom - top)
-    return (
-        f"left:{(box[0] - left) * across:.3f}%;top:{(box[1] - top) * down:.3f}%;"
-        f"width:{(box[2] - box[0]) * across:.3f}%;height:{(box[3] - box[1]) * down:.3f}%"
-    )
-
-
-def _limits(entry: Explained, index: int) -> dict[str, float]:
-    """Return the value at the ends of each scale, the common and the map's own; one entry if they are equal."""
-    own = float(entry.explanation.values[0, :, entry.classes.index(index)].abs().max()) or 1.0
-    common = text.common_limit(entry.explanation)
-    return {"": own} if own == common else {"common": common, "own": own}
-
-
-def _colours(entry: Explained, index: int) -> str:
-    values = entry.explanation.values[0, :, entry.classes.index(index)]
-    unit = entry.explanation.unit
-    lowest, highest = (text.value_text(float(value), unit) for value in (values.min(), values.max()))
-    strongest = patches(entry, 1, index)[0].place
-    spread = f"values from {lowest} to {text.with_unit(highest, unit)}, the largest at the {strongest}"
-    alt = escape(f"Map for {entry.label(index)}: {spread} of the photo.")
-    return "".join(
-        f'<img{_of(scale)} src="{map_uri(entry, index, limit)}" alt="{alt}">'
-        for scale, limit in _limits(entry, index).items()
-    )
-
-
-def _legend(entry: Explained, index: int, *, large: bool) -> str:
-    """Return what blue and red mean, with the values at the ends of the scale; a small map's name is under it."""
-    unit = entry.explanation.unit
-    name = "" if unit == "output" and entry.explanation.class_names is None else f"'{entry.label(index)}'"
-    (lower, _), (higher, _) = scale_ends(unit, 1.0, name)
-    if not large and unit != "score":
-        lower, higher = "lowers", "raises"
-    numbers = "".join(
-        f"<span{_of(scale)}>\N{MINUS SIGN}{size}</span><span{_of(scale)}>0</span>"
-        f"<span{_of(scale)}>+{text.with_unit(size, unit)}</span>"
-        for scale, limit in _limits(entry, index).items()
-        for size in (text.size_text(limit, unit),)
-    )
-    return (
-        f'<div class="scale"><span class="low">{escape(lower)}</span><span class="high">{escape(higher)}</span>'
-        f'<span class="strip" aria-hidden="true"></span>{numbers}</div>'
-    )
-
-
-def _of(scale: str) -> str:
-    return f' class="{scale}"' if scale else ""
-
-
-def _lines(entry: Explained, index: int, large: bool) -> list[str]:
-    """Return the lines under a map."""
-    lines = [text.accuracy(entry, index), text.uncertain(entry, index)]
-    if large and entry.zoomed:
-        lines.append("Shown: only the part of the photo that the model sees.")
-    elif large and entry.seen < 1 - UNSEEN:
-        lines.append(f"The model sees {text.percent(entry.seen)} of the photo; the rest is dimmed.")
-    if not large:
-        lines.append(text.weak(entry, index))
-    return [line for line in lines if line is not None]
 
 
 def _technical(entry: Explained, summary: Summary) -> str:
@@ -269,37 +149,10 @@ def _technical(entry: Explained, summary: Summary) -> str:
     converged = text.convergence(explanation)
     facts += [] if converged is None else [("accuracy", converged)]
     for index in entry.classes:
-        ends = _ends(entry, index, summary)
-        if ends is not None:
-            facts.append((entry.label(index), f"{ends[0]} with no patch, {ends[1]} with all: {ends[2]}"))
+        ends, accuracy = _ends(entry, index, summary), text.accuracy(entry, index)
+        added = "values do not add up" if ends is None else f"{ends[0]} with no patch, {ends[1]} with all: {ends[2]}"
+        facts.append((entry.label(index), added if accuracy is None else f"{added}; {accuracy}"))
     return pairs_html(facts)
-
-
-def photo_uri(entry: Explained) -> str:
-    """Return the photo as a ``data:`` address."""
-    most = PANORAMA_SIDE if entry.zoomed else PHOTO_SIDE
-    # No more pixels than the photo can fill: a photo of 32 pixels says no more at 640.
-    return data_uri(plots.thumbnail(entry.picture, min(most, max(LEAST_SIDE, 4 * max(entry.picture.size)))))
-
-
-def map_uri(entry: Explained, index: int, limit: float) -> str:
-    """Return the colours of one class's map, to be laid over the model's crop of the photo."""
-    heat, errors = entry.explanation.heatmap(index)[0], entry.explanation.stderr_map(index)
-    stderr = None if errors is None else errors[0].numpy()
-    return data_uri(plots.colours_png(heat.numpy(), stderr=stderr, limit=limit), lossless=True)
-
-
-def scale_uri() -> str:
-    """Return the colours from the lowest value to the highest."""
-    return data_uri(plots.colour_scale_png(256, 1), lossless=True)
-
-
-def data_uri(image: Image.Image, *, lossless: bool = False) -> str:
-    """Return the image as a ``data:`` address: PNG if ``lossless``, else WebP."""
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", optimize=True) if lossless else image.save(buffer, "WEBP", quality=_QUALITY, method=2)
-    kind = "png" if lossless else "webp"
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def pairs_html(pairs: Sequence[tuple[str, str]]) -> str:
@@ -330,6 +183,70 @@ def figure_html(image: Image.Image, caption: str) -> str:
     caption = escape(caption)
     return (
         f'<figure class="drawn"><div class="wide" tabindex="0" role="region" aria-label="{caption}">'
-        f'<img src="{data_uri(image.convert("RGB"))}" width="{width}" height="{height}" alt="{caption}"></div>'
+        f'<img src="{photo_uri(image, most=max(image.size))}" width="{width}" height="{height}" alt="{caption}"></div>'
         f"<figcaption>{caption}</figcaption></figure>"
+    )
+
+
+def dataset_html(found: DataSetSummary, link: Callable[[int], str]) -> str:
+    """Return the page of the data set; ``link`` is the address of an image by its number."""
+    several = [one for one in found.classes if one.images >= FEWEST] or found.classes
+    limit = max(float(abs(one.mean).max()) for one in several) or 1.0  # the map of one image would dwarf mean maps
+    size = text.with_unit(text.size_text(limit, found.unit), found.unit)
+    figures = "".join(
+        f'<figure><img src="{photo_uri(plots.overlay_png(one.mean, limit=limit, max_side=MEAN_SIDE), most=MEAN_SIDE)}" '
+        f'width="{MEAN_SIDE}" alt="{escape(f"Mean map of {one.label}, {one.images} images")}">'
+        f'<figcaption><span class="name">{escape(one.label)}</span><span class="n">{one.images:,}</span>'
+        f'<span class="line">border {text.percent(one.border)}, corners {text.percent(one.corners)}</span>'
+        "</figcaption></figure>"
+        for one in found.classes[:MEAN_MAPS]
+    )
+    more = (
+        f" The {MEAN_MAPS} most frequent of {len(found.classes):,} classes." if len(found.classes) > MEAN_MAPS else ""
+    )
+    parts = [
+        f'<p class="say">{escape(_dataset_headline(found))}</p><h3>Mean map of each predicted class</h3>',
+        f'<p class="small">One scale, up to ±{size}; the number of images; and how much of the positive values lies in the '
+        f"outermost patches ({text.percent(found.border_area)} of the area) and in the corners "
+        f"({text.percent(found.corner_area)}). Much more than their area suggests that the model reads the background, a "
+        f'marker or a watermark.{more}</p><div class="maps means">{figures}</div>',
+    ]
+    if found.unlike:
+        rows = [(one.number, [one.name, one.label, f"{one.correlation:.2f}"]) for one in found.unlike]
+        parts.append("<h3>Images that differ most from the mean map of their class</h3>")
+        parts.append(_linked_table(["image", "class", "correlation"], rows, link))
+    if found.disagreements is not None:
+        rows = [
+            (one.number, [one.name, *one.labels, "" if one.correlation is None else f"{one.correlation:.2f}"])
+            for one in found.disagreements
+        ]
+        parts.append(
+            f"<h3>Images on which this run and the earlier one disagree most ({found.compared:,} were compared)</h3>"
+        )
+        parts.append(_linked_table(["image", "earlier run", "this run", "correlation of maps"], rows, link))
+    return "".join(parts)
+
+
+def _dataset_headline(found: DataSetSummary) -> str:
+    """Return the most frequent class and where the model looks over all images, in everyday words."""
+    first = found.classes[0]
+    border = sum(one.border * one.images for one in found.classes) / found.images
+    often = f"{found.images:,} images; most often predicted: {first.label} ({first.images:,})."
+    share = f"{text.percent(border)} of the positive values lie at the border of the crop"
+    return f"{often} {share}, which is {text.percent(found.border_area)} of the area."
+
+
+def _linked_table(
+    headings: Sequence[str], rows: Sequence[tuple[int, Sequence[str]]], link: Callable[[int], str]
+) -> str:
+    """Return a table whose first column links to images of the report."""
+    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
+    body = ""
+    for number, (first, *rest) in rows:
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in rest)
+        body += f'<tr><td><a href="{link(number)}">{escape(first)}</a></td>{cells}</tr>'
+    label = escape(", ".join(headings))
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{label}"><table class="linked">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )

@@ -12,13 +12,15 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeAlias
+from typing import BinaryIO, TypeAlias
 
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from vitshap.data.decode import UnreadableImage
 from vitshap.explaining.entries import Failed
+from vitshap.models.dicom import UnreadableDicom, is_dicom, read_dicom
 from vitshap.models.preprocess import eight_bit
 
 _KINDS = (
@@ -38,6 +40,7 @@ _KINDS = (
     "pgm",
     "tga",
     "mpo",
+    "dcm",
 )
 SUFFIXES = frozenset(f".{kind}" for kind in _KINDS)
 """Suffixes of files that are taken from a folder; a file that is named is tried whatever its suffix."""
@@ -99,16 +102,20 @@ class Found:
         return [photo for photo in self.photos if isinstance(photo, Path)]
 
 
-class Opened(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Opened:
     """A decoded photo, and the picture to show of it."""
 
     image: Image.Image
     """Loaded, upright, of any mode; a very large photo is shrunk."""
-    picture: Image.Image
-    """Upright, RGB, at most ``SHOWN`` pixels a side; a panorama has more, since the model sees a small part of it."""
     size: tuple[int, int]
     """Width and height of the upright original."""
     notes: tuple[str, ...]
+
+    @cached_property
+    def picture(self) -> Image.Image:
+        """Upright, RGB, at most ``SHOWN`` pixels a side; a panorama has more, since the model sees a small part of it."""
+        return _small(self.image)
 
 
 def find_photos(names: Iterable[str], /, *, leave_out: Path | None = None) -> Found:
@@ -128,14 +135,29 @@ def find_photos(names: Iterable[str], /, *, leave_out: Path | None = None) -> Fo
     return Found(list(photos), missing)
 
 
-def read_photo(source: str | os.PathLike[str] | BinaryIO, /) -> Opened:
-    """Read the photo of a file, its first frame if it has several; ``UnreadableImage`` has a reason in plain words."""
+def read_photo(
+    source: str | os.PathLike[str] | BinaryIO,
+    /,
+    *,
+    formats: tuple[str, ...] | None = None,
+    most_pixels: int | None = None,
+) -> Opened:
+    """Read the photo of a file, its first frame if it has several; ``UnreadableImage`` has a reason in plain words.
+
+    ``formats``: Pillow's names of the formats that are tried, besides DICOM; default: all. A photo of more than
+    ``most_pixels`` (default: twice ``PIL.Image.MAX_IMAGE_PIXELS``) is refused before it is decoded.
+    """
     file = io.BytesIO(source.content) if isinstance(source, Piped) else source
     name = str(source) if isinstance(source, str | os.PathLike) else "the image"
     try:
         if isinstance(file, str | os.PathLike):
             _require_regular(file)
-        with Image.open(file) as image:
+        if is_dicom(file):
+            radiograph = read_dicom(file, most_pixels=most_pixels)
+            return Opened(radiograph, radiograph.size, ())
+        with Image.open(file, formats=formats) as image:
+            if most_pixels is not None and image.width * image.height > most_pixels:
+                raise Image.DecompressionBombError(f"{image.width * image.height} pixels")
             notes = tuple(_notes(image))
             size = image.size
             factor = _factor(size)
@@ -148,11 +170,11 @@ def read_photo(source: str | os.PathLike[str] | BinaryIO, /) -> Opened:
                 image.info.pop(key, None)
             plain = image.copy() if factor == 1 else _reduced(image, factor)
         upright = plain.transpose(_TURNS[orientation]) if orientation in _TURNS else plain
-        return Opened(upright, _small(upright), size[::-1] if orientation in _SIDEWAYS else size, notes)
+        return Opened(upright, size[::-1] if orientation in _SIDEWAYS else size, notes)
     except UnreadableImage:
         raise
     except Exception as error:  # Pillow's plugins raise many kinds of errors for damaged files
-        raise UnreadableImage(name, _reason(file, error)) from error
+        raise UnreadableImage(name, _reason(file, error, most_pixels)) from error
 
 
 def photo_pixels(photo: Photo) -> int:
@@ -279,9 +301,11 @@ def _small(upright: Image.Image) -> Image.Image:
     return rgb.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3.0)
 
 
-def _reason(file: str | os.PathLike[str] | BinaryIO, error: BaseException) -> str:
+def _reason(file: str | os.PathLike[str] | BinaryIO, error: BaseException, most_pixels: int | None) -> str:
+    if isinstance(error, UnreadableDicom):
+        return str(error)
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
-        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0) / 1e6
+        limit = (most_pixels or 2 * (Image.MAX_IMAGE_PIXELS or 0)) / 1e6
         return f"it is too large: its pixels would fill the memory (at most {limit:.0f} megapixels are read)"
     try:
         if (os.path.getsize(file) if isinstance(file, str | os.PathLike) else file.seek(0, io.SEEK_END)) == 0:

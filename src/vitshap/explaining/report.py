@@ -10,20 +10,23 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
+from vitshap.explaining.dataset import DataSet
 from vitshap.explaining.entries import Explained, Failed, Summary, printable
-from vitshap.explaining.html import card, pairs_html, scale_uri, template
+from vitshap.explaining.html import card, dataset_html, pairs_html, template
 from vitshap.explaining.text import meaning, output_text
 from vitshap.explanation import Explanation
 from vitshap.files import write_atomically
 from vitshap.plots import SOFTWARE, UNIT_LABELS
+from vitshap.viewer import joined_script, stylesheet
+from vitshap.viewer.page import POLICY
 
 MARK = '<meta name="generator" content="vitshap '
 """Start of the line that identifies a page of vitshap; the version follows."""
@@ -69,7 +72,9 @@ class ReportWriter:
         per_page: int = PER_PAGE,
         heading: str = HEADING,
         sections: Sequence[Section] = (),
+        earlier: Mapping[str, Any] | None = None,
     ) -> None:
+        """``earlier`` is a run with another model (``dataset.read_run``): the images on which they disagree are listed."""
         self.folder, self.summary = Path(folder), summary
         self.folder.mkdir(parents=True, exist_ok=True)
         self.explained, self.failed = 0, 0
@@ -81,6 +86,7 @@ class ReportWriter:
         """Of the current page, a line per image."""
         self._failures: list[Failed] = []
         self._facts = _Facts()
+        self._dataset = DataSet(self.folder, earlier)
 
     @property
     def path(self) -> Path:
@@ -99,6 +105,7 @@ class ReportWriter:
         elif self.explained % self._per_page == 0:
             self._end_page()
         self.explained += 1
+        self._dataset.add(entry, self.explained)
         html = card(entry, self.explained, self.summary, k=self._patches)
         self._cards.write(f"{html}\n".encode("utf-8", "replace"))
         index, value = entry.predicted(1)[0]
@@ -118,6 +125,7 @@ class ReportWriter:
                 self._finish(error)
         finally:
             self._cards.close()
+            self._dataset.close()
 
     def _end_page(self) -> None:
         end = self._cards.tell()
@@ -171,8 +179,8 @@ class ReportWriter:
             generator=escape(SOFTWARE),
             title=escape(f"{self._heading}{where}"),
             heading=escape(self._heading),
-            css=template("page.css").template,
-            scale=scale_uri(),
+            policy=POLICY,
+            css=stylesheet(),
             counts=escape(f"{counts}{where}."),
             warnings="".join(
                 f'<p class="warning"><strong>Warning:</strong> {escape(warning)}</p>' for warning in summary.warnings
@@ -182,19 +190,39 @@ class ReportWriter:
             meaning=f'<p class="meaning">{escape(self._facts.meaning)}</p>' if self._facts.meaning else "",
             classes=_classes(summary),
             settings=pairs_html(settings),
-            contents=_contents(contents, count),
+            contents=_contents(contents, count) + self._dataset_link(),
             pages=_links(number, count),
         )
 
     def _tail(self, number: int) -> str:
-        """Return everything below the cards of page ``number``; sections and failures are on the first page."""
+        """Return everything below the cards of page ``number``; sections and failures are on the first page.
+
+        The data set as a whole is at the end of the last page.
+        """
         first = number == 1
         return template("tail.html").substitute(
+            dataset=self._dataset_section() if number == len(self._pages) else "",
             sections="\n".join(map(_section, self._sections)) if first else "",
             failures=_failures(self._failures, self.failed) if first else "",
             pages=_links(number, len(self._pages)),
-            script=template("page.js").template,
+            script=joined_script(),
         )
+
+    def _dataset_link(self) -> str:
+        where = "" if len(self._pages) == 1 else _file_name(len(self._pages))
+        return f'<p><a href="{where}#dataset">The data set as a whole</a></p>' if self._dataset.images >= 2 else ""
+
+    def _dataset_section(self) -> str:
+        found = self._dataset.summary()
+        if found is None:
+            return ""
+
+        def link(number: int) -> str:
+            page = (number - 1) // self._per_page + 1
+            return f"{'' if page == len(self._pages) else _file_name(page)}#image-{number}"
+
+        body = dataset_html(found, link)
+        return f'<section class="summary" id="dataset"><h2>The data set as a whole</h2>{body}</section>'
 
 
 def refuse_foreign_report(folder: Path) -> None:
@@ -262,9 +290,9 @@ def _legend(facts: _Facts) -> str:
         else "Red patches raise the model's output for the class, blue ones lower it"
     )
     return (
-        f'<p class="legend"><span>{low}</span><span class="strip" aria-hidden="true"></span><span>{high}</span>'
+        f'<p class="legend"><span class="low">{low}</span><span class="high">{high}</span>'
         f"<small>{colours}; the stronger the colour, the more. Patches without colour hardly matter. All maps of an image "
-        "share one scale, which is written under them; a button gives each map its own.</small></p>"
+        "share one scale, which is written under them; a switch gives each map its own.</small></p>"
     )
 
 

@@ -34,7 +34,8 @@ RANDOM_VALUES = (
     "the method random explains nothing: its values are random numbers, a baseline that other methods are compared with"
 )
 EXPLAINER, RANDOM, REFINE = Explainer.name, "random", "refine"
-"""``REFINE`` is the default for models without an explainer, and for a requested accuracy."""
+DEFAULT_METHOD = REFINE
+"""Of models without an explainer, and for a requested accuracy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +123,7 @@ def open_bundle(
             "--model NAME (of timm, or a hub id or folder of transformers)"
         )
     name = known[0] if name is None else name
-    method_name = method_name or (EXPLAINER if accuracy is None else REFINE)
+    method_name = method_name or (EXPLAINER if accuracy is None else DEFAULT_METHOD)
     if method_name != EXPLAINER:
         METHODS.load(method_name)  # an unknown name is an error before the bundle is loaded
     config = bundle.read(name)
@@ -169,7 +170,7 @@ def open_model(
 
     ``accuracy`` is the estimated correlation with the exact values at which a sampling method stops.
     """
-    method_name = method_name or REFINE
+    method_name = method_name or DEFAULT_METHOD
     if method_name == EXPLAINER:
         raise ValueError("--method explainer needs a stored explainer: give --bundle too, or another method")
     METHODS.load(method_name)
@@ -186,6 +187,17 @@ def open_model(
         settings={} if prior is None else {"prior": prior},
         prior=prior,
     )
+
+
+def source_of(model: MaskedModel, method: MethodLike | str | None, name: str) -> Source:
+    """Return a source of a wrapped network and a method, or the method's name (default: refine)."""
+    prior = None
+    if method is None or isinstance(method, str):
+        if method == EXPLAINER:
+            raise ValueError("the method explainer needs an Explainer, or the name or folder of a bundle")
+        method, prior = _method(method or DEFAULT_METHOD, model, None, None), _prior(method or DEFAULT_METHOD)
+    threshold = _threshold(method.quality or {}, model) if isinstance(method, Explainer) else None
+    return Source(model, method, name, warnings=_about(method.name), confidence_threshold=threshold, prior=prior)
 
 
 def _about(method_name: str) -> tuple[str, ...]:

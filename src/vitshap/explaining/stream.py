@@ -21,9 +21,11 @@ from PIL import Image
 from torch import Tensor
 
 from vitshap.data.decode import UnreadableImage
+from vitshap.explaining.curves import removal_curve
 from vitshap.explaining.entries import Explained, Failed
-from vitshap.explaining.photos import LARGE, Photo, photo_pixels, read_photo
+from vitshap.explaining.photos import LARGE, Opened, Photo, photo_pixels, read_photo
 from vitshap.explaining.source import Source
+from vitshap.explanation import Original
 from vitshap.methods import Target
 from vitshap.models import MaskedModel, Preprocess
 from vitshap.models.base import net_device_dtype
@@ -58,10 +60,12 @@ def explain_photos(
     target: Target = DEFAULT_TARGET,
     batch: int = 16,
     threads: int | None = None,
+    curves: bool = False,
 ) -> Iterator[Explained | Failed]:
     """Explain photos, ``batch`` at a time; yield one entry per photo, in their order, as soon as its batch is done.
 
-    ``threads`` is the number of threads that decode (default: one per core, at most 8). If no image of the first batch
+    ``threads`` is the number of threads that decode (default: one per core, at most 8). ``curves`` also evaluates the
+    output while patches are removed, some 65 evaluations per image. If no image of the first batch
     can be explained, the cause is not the images: the error is raised as ``CannotExplain``.
     """
     waiting = iter(photos)
@@ -79,7 +83,7 @@ def explain_photos(
             entries = [queue.popleft().result() for _ in range(min(batch, len(queue)))]
             refill()
             ready = [entry for entry in entries if isinstance(entry, Prepared)]
-            done = iter(_explain_or_fail(ready, source, target, explained_any))
+            done = iter(_explain_or_fail(ready, source, target, explained_any, curves))
             for entry in entries:
                 result = entry if isinstance(entry, Failed) else next(done)
                 explained_any = explained_any or isinstance(result, Explained)
@@ -130,40 +134,53 @@ def prepare_photo(photo: Photo, model: MaskedModel) -> Prepared | Failed:
     except UnreadableImage as error:
         return Failed(photo, error.reason)
     try:
-        pixels = model.preprocess(opened.image)
-        box = model.preprocess.box(opened.image) if isinstance(model.preprocess, Preprocess) else None
+        pixels, box = model_input(opened, model)
     except Exception as error:  # an error about one image must not end the run
         return Failed(photo, f"it cannot be prepared for the model: {_one_line(error)}")
+    return Prepared(photo, pixels, box, opened.picture, opened.size, opened.notes)
+
+
+def model_input(opened: Opened, model: MaskedModel) -> tuple[Tensor, tuple[float, ...] | None]:
+    """Return the model's input ``[C, H, W]``, and the part of the original that it shows, in pixels."""
+    pixels = model.preprocess(opened.image)
+    if not isinstance(model.preprocess, Preprocess):
+        return pixels, None
+    box = model.preprocess.box(opened.image)
     scales = [whole / part for whole, part in zip(opened.size, opened.image.size, strict=True)] * 2
     # in pixels of the original, which may have been shrunk
-    edges = None if box is None else tuple(edge * scale for edge, scale in zip(box, scales, strict=True))
-    return Prepared(photo, pixels, edges, opened.picture, opened.size, opened.notes)
+    return pixels, tuple(edge * scale for edge, scale in zip(box, scales, strict=True))
 
 
-def explain_prepared(photos: Sequence[Prepared], source: Source, target: Target = DEFAULT_TARGET) -> list[Explained]:
+def explain_prepared(
+    photos: Sequence[Prepared], source: Source, target: Target = DEFAULT_TARGET, *, curves: bool = False
+) -> list[Explained]:
     """Explain one prepared photo or a batch of them: everything that explains photos calls this function."""
     device, dtype = net_device_dtype(source.model.net)
     pixels = torch.stack([photo.pixels for photo in photos]).to(device, dtype)
     explanation = source.method(pixels, target=target)
     if all(photo.box is not None for photo in photos):
         explanation = replace(explanation, image_box=torch.tensor([photo.box for photo in photos], dtype=torch.float32))
+    originals = tuple(Original(photo.picture, photo.size) for photo in photos)
     entries = []
-    for photo, image in zip(photos, explanation, strict=True):
+    for i, (photo, image) in enumerate(zip(photos, replace(explanation, originals=originals), strict=True)):
         image = image.select(image.classes[0].tolist())  # each class once
         warning = source.low_confidence(image)
         warnings = () if warning is None else (warning,)
-        entries.append(Explained(photo.path, photo.picture, photo.size, image, warnings, photo.notes))
+        entry = Explained(photo.path, photo.picture, photo.size, image, warnings, photo.notes)
+        if curves:
+            entry = replace(entry, curve=removal_curve(source.model, pixels[i : i + 1], image, entry.main))
+        entries.append(entry)
     return entries
 
 
 def _explain_or_fail(
-    photos: Sequence[Prepared], source: Source, target: Target, explained_any: bool
+    photos: Sequence[Prepared], source: Source, target: Target, explained_any: bool, curves: bool
 ) -> Sequence[Explained | Failed]:
     """Explain a batch; if that fails, try each half, so that only images that cannot be explained fail."""
     if not photos:
         return []
     try:
-        return explain_prepared(photos, source, target)
+        return explain_prepared(photos, source, target, curves=curves)
     except Exception as error:
         results: list[Explained | Failed] = []
         if len(photos) == 1:
@@ -171,7 +188,7 @@ def _explain_or_fail(
         else:
             half = len(photos) // 2
             for part in (photos[:half], photos[half:]):
-                results += _explain_or_fail(part, source, target, True)
+                results += _explain_or_fail(part, source, target, True, curves)
         if explained_any or any(isinstance(result, Explained) for result in results):
             return results
         raise CannotExplain(_one_line(error)) from error

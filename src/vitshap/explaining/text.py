@@ -7,14 +7,15 @@ from typing import Literal
 import torch
 
 from vitshap.estimators.estimate import reliability_from_errors
+from vitshap.explaining.curves import supporting_players
 from vitshap.explaining.entries import Explained, patches
 from vitshap.explanation import Explanation
 from vitshap.plots.colours import Z
 
 WEAK = 0.05
 """A map is called weak if its largest value is below this share of the strongest map's."""
-HALF = 0.5
-"""Share of the positive values that the headline's patches make up."""
+STILL = 0.8
+"""The output is said to be "still" so much if it stays above this share of that for the whole photo."""
 SMALL = 2.0
 """A photo is called too small if the side of a patch is below this many of its pixels."""
 NOISY = 0.5
@@ -72,27 +73,34 @@ def headline(entry: Explained, outputs: Literal["probability", "output"]) -> str
     if main != predicted:
         asked = output_text(float(entry.explanation.prediction[0, main]), outputs)
         text += f" The map is for {entry.label(main)} ({asked}), as requested."
-    return f"{text} {_support(entry, main)}"
+    return f"{text} {_support(entry, main, outputs)}"
 
 
-def _support(entry: Explained, index: int) -> str:
-    """Return which patches make up half of the support for a class, and where most of them are."""
+def _support(entry: Explained, index: int, outputs: Literal["probability", "output"]) -> str:
+    """Return where the patches are that matter most to a class, and what the output would be without them.
+
+    They are the fewest patches that make up half of the support; the output is known if the curve was evaluated.
+    """
     explanation = entry.explanation
-    values = explanation.values[0, :, entry.classes.index(index)].double()
-    total = float(values.clamp(min=0).sum())
-    if total <= 0:
+    values = explanation.values[0, :, entry.classes.index(index)]
+    count = supporting_players(values)
+    if count == 0:
         return f"No patch of the photo supports {entry.label(index)}."
-    ordered = values.clamp(min=0).sort(descending=True).values.cumsum(0)
-    count = int((ordered < HALF * total).sum()) + 1
     key = patches(entry, count, index)
     places: dict[str, float] = {}
     for patch in key:
         places[patch.place] = places.get(patch.place, 0.0) + patch.value
     single = explanation.values.shape[1] == explanation.players[0].numel()
     parts = f"{count} of {_existing(explanation)} {'patches' if single else 'groups of patches'}"
-    half = f"{parts} {'makes' if count == 1 else 'make'} up half of the support for {entry.label(index)}"
-    if explanation.unit == "probability":
-        half += f", {value_text(float(sum(patch.value for patch in key)), 'probability')} percentage points"
+    without = entry.curve.without(count) if entry.curve is not None and entry.curve.index == index else None
+    if without is not None:
+        full = float(explanation.prediction[0, index])
+        would = f"its {outputs} would {'still ' if without > STILL * full else ''}be {output_text(without, outputs)}"
+        said = f"without {'this' if count == 1 else 'these'} {parts} {would}"
+    else:
+        said = f"{parts} {'makes' if count == 1 else 'make'} up half of the support for {entry.label(index)}"
+        if explanation.unit == "probability":
+            said += f", {value_text(float(sum(patch.value for patch in key)), 'probability')} percentage points"
     uncertain_patches = sum(patch.stderr is not None and patch.value <= Z * patch.stderr for patch in key)
     reliable = reliability(entry, index)
     caution = ""
@@ -101,13 +109,13 @@ def _support(entry: Explained, index: int) -> str:
     elif 2 * uncertain_patches >= count:
         interval = f"the 95 % interval of {uncertain_patches} of these {count} includes zero"
         caution = f" Most of this is uncertain: {interval}."
-    return f"{_looks_at(places, ' of its crop' if entry.zoomed else '')}: {half}.{caution}"
+    return f"{_looks_at(places, ' of its crop' if entry.zoomed else '')}: {said}.{caution}"
 
 
 def _looks_at(places: dict[str, float], where: str) -> str:
     """Return the one or two parts of the photo that hold more than half of the values in ``places``."""
     strongest = sorted(places, key=lambda place: -places[place])[:2]
-    most = HALF * sum(places.values()) * (1 + 1e-6)
+    most = 0.5 * sum(places.values()) * (1 + 1e-6)
     if places[strongest[0]] > most:
         return f"It mostly looks at the {strongest[0]}{where}"
     if sum(places[place] for place in strongest) > most:

@@ -3,6 +3,7 @@
 from vitshap.explanation.checks import PredictionBy, Unit
 from vitshap.explanation.interop import CaptumTarget, InputShaped, quantus_explain_func
 from vitshap.explanation.result import Explanation, PlayerValue
+from vitshap.explanation.view import Original, view_data
 from vitshap.game import ClassLike, class_index
 
 __all__ = [
@@ -10,9 +11,11 @@ __all__ = [
     "ClassLike",
     "Explanation",
     "InputShaped",
+    "Original",
     "PlayerValue",
     "PredictionBy",
     "Unit",
     "class_index",
     "quantus_explain_func",
+    "view_data",
 ]

@@ -44,6 +44,8 @@ def check(e: Explanation) -> None:
         tensor = getattr(e, name)
         if tensor is not None or name not in OPTIONAL:
             _check_tensor(name, tensor, dtype, axes, sizes)
+    if e.originals is not None and len(e.originals) != len(e):
+        raise ValueError(f"originals are one photo per image: {len(e)} images, {len(e.originals)} photos")
     _check_classes(e)
     _check_players(e)
     _check_additive(e)

@@ -23,6 +23,7 @@ from vitshap import plots
 from vitshap.errors import first_line
 from vitshap.explanation.checks import PredictionBy, Unit, check, is_one_class
 from vitshap.explanation.export import Pictures, describe, position, to_dataframe, to_shap
+from vitshap.explanation.view import Original, notebook_html
 from vitshap.files import write_tensors
 from vitshap.game import ClassLike, class_index
 
@@ -90,6 +91,8 @@ class Explanation:
     posterior: bool = False
     """Whether the values are predictions (an explainer's, or a posterior mean) and ``stderr`` is how far the exact values
     vary around them; otherwise ``stderr`` is how far the values vary around the exact ones."""
+    originals: tuple[Original, ...] | None = None
+    """The photos, for notebooks; ``save`` does not write them."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` unless the fields are consistent."""
@@ -98,6 +101,13 @@ class Explanation:
     def __repr__(self) -> str:
         """Return method, images, players, classes and cost in one line."""
         return describe(self)
+
+    def _repr_html_(self) -> str | None:
+        """Show the explanation in a notebook: the map over the photo, classes, patches, in a frame of its own.
+
+        None, and so one line of text, if the players are not on a grid of rows and columns.
+        """
+        return notebook_html(self) if len(self.grid) == 2 else None
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -123,6 +133,8 @@ class Explanation:
                 parts[field.name] = value[chosen]
         if self.evaluations_each is not None and len(parts["evaluations_each"]):
             parts["evaluations"] = math.ceil(float(parts["evaluations_each"].double().mean()))
+        if self.originals is not None:
+            parts["originals"] = self.originals[chosen]
         return replace(self, **parts)
 
     def __iter__(self) -> Iterator[Explanation]:
@@ -259,7 +271,7 @@ class Explanation:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one safetensors file, atomically."""
-        everything = {field.name: getattr(self, field.name) for field in fields(self)}
+        everything = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "originals"}
         tensors = {k: v for k, v in everything.items() if isinstance(v, Tensor)}
         plain = {k: v for k, v in everything.items() if not isinstance(v, Tensor)}
         header = json.dumps({"version": FORMAT_VERSION, "fields": plain})

@@ -255,7 +255,8 @@ def explain_game(
         image_box=None if boxes is None else _result(boxes),
         method=method,
         seconds=seconds,
-        evaluations=game.evaluations if spent is None else -(-int(spent.sum()) // len(spent)),
+        # at least the prediction, also where it is the method's own
+        evaluations=max(1, game.evaluations) if spent is None else -(-int(spent.sum()) // len(spent)),
         evaluations_each=None if spent is None else spent.cpu(),
         posterior=attribution.posterior,
         class_names=None if class_names is None else tuple(class_names),

@@ -23,6 +23,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from vitshap.files import read_json
+from vitshap.models.dicom import is_dicom, read_dicom
 
 _RESAMPLE = {
     "nearest": Image.Resampling.NEAREST,
@@ -241,8 +242,14 @@ def open_image(source: str | PathLike[str] | Image.Image | np.ndarray) -> Iterat
         return
     if not isinstance(source, np.ndarray) and os.path.exists(source) and not os.path.isfile(source):
         raise OSError(f"{os.fspath(source)} is not a regular file")  # reading from a pipe could block for ever
-    with Image.fromarray(source) if isinstance(source, np.ndarray) else Image.open(source) as opened:
+    with _opened(source) as opened:
         yield opened
+
+
+def _opened(source: str | PathLike[str] | np.ndarray) -> Image.Image:
+    if isinstance(source, np.ndarray):
+        return Image.fromarray(source)
+    return read_dicom(source) if is_dicom(source) else Image.open(source)
 
 
 def is_photo(source: object) -> bool:

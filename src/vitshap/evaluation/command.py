@@ -1,0 +1,206 @@
+"""``vitshap evaluate``: load what is compared, say how long it takes, compute, and write the table in every format."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from vitshap.data import ImageData
+from vitshap.estimators import truth
+from vitshap.evaluation import Comparison, Evaluation, prepare
+from vitshap.evaluation.formats import to_terminal
+from vitshap.evaluation.inputs import (
+    EXPLAINER,
+    Loaded,
+    Options,
+    check_words,
+    choose_methods,
+    choose_metrics,
+    load_models,
+    open_data,
+)
+from vitshap.evaluation.output import figures, write_files
+from vitshap.evaluation.selection import reference_positions
+from vitshap.experiments import quality
+from vitshap.explainers import bundle
+from vitshap.files import locked_folder
+from vitshap.models import MaskedModel
+from vitshap.models.base import resolve_device
+from vitshap.training import processes
+from vitshap.training.batches import Images
+from vitshap.training.recipes.timing import duration
+from vitshap.training.values.store import Evaluator
+
+__all__ = ["Options", "run"]
+
+PARTS = "parts"
+"""Folder of finished parts, in the output folder."""
+_EVERY = 10.0
+"""Seconds between two lines of progress, where there is no terminal for bars."""
+
+
+def run(options: Options, console: Console) -> None:
+    """Compare; the main process prints and writes, others only compute."""
+    if options.record:
+        options = _for_record(options)
+    where = resolve_device(options.device)
+    processes.join(where)
+    main = processes.rank() == 0
+    notes = Console(stderr=True, highlight=False, soft_wrap=True, quiet=not main)
+    check_words(options)
+    loaded = load_models(options, where)
+    data = open_data(loaded.surrogate, options)
+    methods = choose_methods(options, loaded, notes)
+    known = _truth(options, loaded.surrogate, data, notes)
+    with locked_folder(options.out) if main and not options.dry_run else contextlib.nullcontext():
+        comparison = prepare(
+            loaded.surrogate,
+            data,
+            methods=methods,
+            metrics=choose_metrics(options, known),
+            classifier=loaded.classifier,
+            images=options.images,
+            where=options.where,
+            target=options.target or "predicted",
+            classes=options.classes,
+            truth=known,
+            folder=options.out / PARTS,
+            batch=options.batch,
+            compiled=options.compiled,
+        )
+        print_estimate(comparison, notes)
+        if options.dry_run:
+            return
+        with progress_bars([row.name for row in comparison.rows], notes) as progress:
+            evaluation = comparison.run(progress)
+        if comparison.store.damaged:
+            notes.print(f"{comparison.store.damaged:,} damaged files in {options.out / PARTS} were computed again")
+        if main:
+            _finish(options, loaded, data, evaluation, console)
+
+
+def _truth(options: Options, surrogate: MaskedModel, data: ImageData, notes: Console) -> truth.Truth | None:
+    """Load reference values, or compute them first if the folder has none."""
+    if options.truth is None:
+        return None
+    if (options.truth / truth.TENSORS).exists():
+        return truth.load(options.truth, surrogate=surrogate.fingerprint())
+    if processes.count() > 1:
+        raise ValueError(f"{options.truth} holds no reference values: compute them with one process first")
+    if options.dry_run:
+        notes.print(f"{options.truth} holds no reference values yet: they are not part of the estimate")
+        return None
+    count = min(options.truth_images, len(data))
+    with progress_bars([f"reference values, {options.budget:,} evaluations per image"], notes) as progress:
+        known = quality.reference_set(
+            options.truth,
+            Evaluator(surrogate, compiled=options.compiled),
+            data,
+            count=count,
+            budget=options.budget,
+            progress=lambda done, total: progress("", done, total),
+        )
+    return known.truth
+
+
+def print_estimate(comparison: Comparison, notes: Console) -> None:
+    """Print how long the computation will take, by method."""
+    images = len(comparison.selection)
+    if comparison.selection.note:
+        notes.print(comparison.selection.note)
+    steps = comparison.estimate()
+    if not steps:
+        notes.print(f"all results of {images:,} images are stored already")
+        return
+    total = sum(step.seconds for step in steps)
+    notes.print(f"about {duration(total)} for {images:,} images, timed on a few of them:")
+    for step in sorted(steps, key=lambda step: -step.seconds):
+        parts = f"explaining {duration(step.explaining)}, measuring {duration(step.measuring)}"
+        notes.print(f"  {step.name}: {duration(step.seconds)}" + (f" ({parts})" if step.explaining >= 1 else ""))
+    notes.print(
+        f"finished parts are stored in {comparison.store.folder}: the same command continues an interrupted run"
+    )
+
+
+@contextlib.contextmanager
+def progress_bars(names: Sequence[str], console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar for each name, or lines where there is no terminal; yield a function of name, done and total."""
+    if not console.is_terminal or console.quiet:
+        yield _Lines(names, console)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bars:
+        tasks = {name: bars.add_task(name, total=None) for name in names}
+
+        def advance(name: str, done: int, total: int) -> None:
+            bars.update(tasks.get(name, tasks[names[0]]), completed=done, total=total)
+
+        yield advance
+
+
+class _Lines:
+    """Progress in lines, for a log."""
+
+    def __init__(self, names: Sequence[str], console: Console) -> None:
+        self._console, self._default, self._printed = console, names[0], time.monotonic()
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        if time.monotonic() - self._printed >= _EVERY:
+            self._printed = time.monotonic()
+            self._console.print(f"{name or self._default}: {done:,} of {total:,} images")
+
+
+def _finish(options: Options, loaded: Loaded, data: ImageData, evaluation: Evaluation, console: Console) -> None:
+    """Print the table, write all files, and the bundle's card if that was asked for."""
+    title = f"{loaded.name}: {len(evaluation.rows)} methods compared on {data.name}"
+    facts = [
+        ("models", loaded.name),
+        ("data", f"{options.data}, test images"),
+        ("made", time.strftime("%Y-%m-%d %H:%M")),
+    ]
+    table = evaluation.table(against=options.against)
+    console.print(to_terminal(table, title, console.width), highlight=False)
+    write_files(options.out, evaluation, title, against=options.against, facts=facts)
+    console.print(f"Report: {options.out / 'report.html'}", highlight=False, soft_wrap=True)
+    if options.record and options.bundle is not None:
+        found = figures(evaluation) | _agreement(options, loaded, data)
+        bundle.record(options.bundle, {name: round(value, 4) for name, value in found.items()})
+        console.print(f"Recorded in {options.bundle}: {', '.join(found)}", highlight=False, soft_wrap=True)
+
+
+def _agreement(options: Options, loaded: Loaded, data: ImageData) -> dict[str, float]:
+    """Return the explainer's correlation with reference values, where there are some."""
+    if options.truth is None or loaded.explainer is None:
+        return {}
+    known = truth.load(options.truth, surrogate=loaded.surrogate.fingerprint())
+    images = Images(loaded.surrogate, data.subset(reference_positions(known, data)), None, seed=0)
+    values, labels = [], []
+    for pixels, batch in images.in_order(64):
+        values.append(loaded.explainer(pixels).values)
+        labels.append(batch.labels.cpu())
+    scores = quality.agreement(torch.cat(values), known, torch.cat(labels))
+    return {name: value for name, value in scores.items() if value is not None}
+
+
+def _for_record(options: Options) -> Options:
+    """Return the options for a bundle's card, which is about the labelled class and its own explainer."""
+    if options.bundle is None:
+        raise ValueError("--record writes into a bundle: name one")
+    bundle.local_folder(options.bundle)  # an error before anything is measured
+    if options.where is not None or options.target not in (None, "label"):
+        raise ValueError("--record is about all test images and their labelled class: leave out --where and --target")
+    if options.methods.strip() and EXPLAINER not in [word.strip() for word in options.methods.split(",")]:
+        raise ValueError("--record is about the bundle's explainer: add it to --methods")
+    return replace(options, target="label")

@@ -1,0 +1,169 @@
+"""What ``vitshap evaluate`` compares: the models of a bundle or by name, test images, methods and metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+
+from vitshap.data import ImageData, load_data
+from vitshap.errors import did_you_mean
+from vitshap.estimators.truth import Truth
+from vitshap.evaluation.columns import parse_options
+from vitshap.evaluation.rows import RANDOM, MethodSpec
+from vitshap.experiments import quality
+from vitshap.explainers import Explainer, bundle
+from vitshap.methods import TokenMethod, list_methods, method
+from vitshap.methods.registry import METHODS
+from vitshap.metrics import list_metrics
+from vitshap.models import MaskedModel
+from vitshap.models.load import ModelSpec, load_with_warnings
+
+EXPLAINER = "explainer"
+DEFAULT_METHODS = (
+    "attention-rollout",
+    "gradcam-ln",
+    "attnlrp",
+    "integrated-gradients-embedding",
+    "leave-one-out",
+    "rise",
+    RANDOM,
+)
+DEFAULT_METRICS = ("insertion", "deletion", "sensitivity-n", "faithfulness")
+MOST_EXACT = 20
+"""Players up to which "all" includes exact values."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for; the help of ``vitshap evaluate`` describes the fields."""
+
+    bundle: str | None
+    data: str
+    model: str | None = None
+    weights: str | None = None
+    layout: str = "auto"
+    split: Literal["own", "authors"] = "own"
+    cache: Path | None = None
+    methods: str = ""
+    metrics: str = ""
+    images: int = 1000
+    where: str | None = None
+    target: str | None = None
+    classes: Literal["target", "all"] = "target"
+    truth: Path | None = None
+    truth_images: int = 100
+    budget: int = 65_536
+    against: str | None = None
+    batch: int | None = None
+    device: str = "auto"
+    compiled: bool = True
+    out: Path = Path("vitshap-evaluation")
+    dry_run: bool = False
+    record: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """The models of a comparison."""
+
+    surrogate: MaskedModel
+    classifier: MaskedModel | None
+    explainer: Explainer | None
+    name: str
+
+
+def load_models(options: Options, device: torch.device) -> Loaded:
+    """Load surrogate, classifier and explainer of a bundle, or a model that is all that is known."""
+    if options.bundle is None and options.model is None:
+        raise ValueError("name what is compared on: a BUNDLE (folder, shipped name or hub id), or --model NAME")
+    if options.weights is not None and options.model is None:
+        raise ValueError("--weights are those of a model: name it with --model")
+    given: MaskedModel | None = None
+    if options.model is not None:
+        given, _ = load_with_warnings(ModelSpec(options.model, weights=options.weights, option="--{}"))
+        given = given.to(device)
+    if options.bundle is None:
+        assert given is not None
+        return Loaded(given, None, None, f"model {options.model}")
+    explainer = Explainer.from_pretrained(options.bundle, classifier=given, device=device)
+    if given is None and "net" in bundle.read(options.bundle)["classifier"]:
+        given = bundle.load_classifier(options.bundle, device=device)
+    return Loaded(explainer.surrogate, given, explainer, f"bundle {options.bundle}")
+
+
+def open_data(surrogate: MaskedModel, options: Options) -> ImageData:
+    """Open the test images; their classes must be the model's where labels are used."""
+    by_label = options.target == "label" or (options.where or "").startswith("label=") or options.bundle is not None
+    how: dict[str, Any] = {"layout": options.layout, "split": options.split, "cache": options.cache}
+    if by_label and surrogate.num_classes > 1:
+        return quality.open_data(surrogate, options.data, **how).test
+    return load_data(options.data, channels=surrogate.adapter.channels, **how).test
+
+
+def choose_methods(options: Options, loaded: Loaded, notes: Console) -> dict[str, MethodSpec]:
+    """Return the rows that were asked for; random scores are always one of them."""
+    known = [name for name in list_methods() if name != "exact" or loaded.surrogate.num_players <= MOST_EXACT]
+    asked = options.methods.strip()
+    words = known if asked == "all" else [word.strip() for word in asked.split(",") if word.strip()]
+    if not words:
+        words = [EXPLAINER, *DEFAULT_METHODS]
+    if loaded.explainer is None and asked in ("", "all"):
+        words = [word for word in words if word != EXPLAINER]
+    rows: dict[str, MethodSpec] = {}
+    model = loaded.classifier or loaded.surrogate
+    for word in words:
+        name, *given = word.split(":")
+        settings = parse_options(given, default="")
+        if "" in settings:
+            raise ValueError(f'options of a method are NAME:OPTION=VALUE, got "{word}"')
+        if name == EXPLAINER:
+            rows[word] = _explainer(loaded)
+        elif asked in ("", "all") and (reason := _unsuitable(name, model)):
+            notes.print(f"{name} is left out: {reason}")
+        else:
+            rows[word] = (name, settings)
+    if not any(word.partition(":")[0] == RANDOM for word in rows):
+        rows[RANDOM] = RANDOM
+    return rows
+
+
+def _explainer(loaded: Loaded) -> Explainer:
+    if loaded.explainer is None:
+        raise ValueError("the method explainer needs a stored explainer: give a BUNDLE")
+    return loaded.explainer
+
+
+def _unsuitable(name: str, model: MaskedModel) -> str:
+    """Return why a method that reads the network cannot explain this model; empty if it can."""
+    try:
+        made = method(name, model)
+        if not isinstance(made, TokenMethod):
+            return ""
+        blank = torch.zeros(1, model.adapter.channels, *model.image_size, device=model.device)
+        made(blank.to(next(model.net.parameters()).dtype), target=0)
+    except (ValueError, TypeError, RuntimeError, NotImplementedError, AttributeError) as error:
+        return " ".join(str(error).split())[:200] or type(error).__name__
+    return ""
+
+
+def choose_metrics(options: Options, truth: Truth | None) -> list[str]:
+    known = list_metrics()
+    if options.metrics.strip():
+        return [word.strip() for word in options.metrics.split(",") if word.strip()]
+    return [*(name for name in DEFAULT_METRICS if name in known), *(["error"] if truth and "error" in known else [])]
+
+
+def check_words(options: Options) -> None:
+    """Raise for unknown names before anything is loaded."""
+    for word in options.metrics.split(","):
+        name = word.strip().partition(":")[0]
+        if name and name not in list_metrics():
+            raise ValueError(f'no metric is named "{name}"{did_you_mean(name, list_metrics())}')
+    for word in options.methods.split(","):
+        name = word.strip().partition(":")[0]
+        if name not in ("", "all"):
+            METHODS.load(name)

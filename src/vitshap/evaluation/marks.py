@@ -1,0 +1,60 @@
+"""Which cells of a column are bold or grey, from means and intervals alone.
+
+Two closed intervals overlap if they share a point, so touching ones do; which of the two is named first does not matter.
+Published numbers are rounded: 0.985 - 0.002 and 0.981 + 0.002 touch, whatever binary fractions make of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+ROUNDING = 1e-9
+"""Intervals that miss each other by less than this share of their largest number touch."""
+
+
+class Measured(NamedTuple):
+    """A mean with its interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def around(cls, mean: float, half_width: float, /) -> Measured:
+        """Return a mean with an interval of equal width on both sides."""
+        return cls(mean, mean - half_width, mean + half_width)
+
+    def overlaps(self, other: Measured, /) -> bool:
+        """Return whether the two intervals share a point; symmetric."""
+        slack = ROUNDING * max(map(abs, (*self, *other)))
+        return max(self.low, other.low) <= min(self.high, other.high) + slack
+
+
+class Mark(NamedTuple):
+    """How a cell is shown."""
+
+    bold: bool = False
+    """Its interval overlaps that of the best row."""
+    grey: bool = False
+    """Its interval overlaps that of random scores, or lies on its wrong side."""
+
+
+def mark(
+    rows: Sequence[Measured | None], random: Measured | None = None, *, higher_is_better: bool = True
+) -> list[Mark]:
+    """Return the marks of the cells of one column; ``rows`` are those of all methods but ``random``.
+
+    The best row is the one with the best mean. A row without a value (None) has no mark; without ``random`` no row is grey.
+    """
+    known = [row for row in rows if row is not None]
+    best = (max if higher_is_better else min)(known, key=lambda row: row.mean, default=None)
+    return [Mark() if row is None else _mark(row, best, random, higher_is_better) for row in rows]
+
+
+def _mark(row: Measured, best: Measured | None, random: Measured | None, higher_is_better: bool) -> Mark:
+    bold = best is not None and row.overlaps(best)
+    if random is None:
+        return Mark(bold)
+    wrong_side = row.high < random.low if higher_is_better else row.low > random.high
+    return Mark(bold, wrong_side or row.overlaps(random))

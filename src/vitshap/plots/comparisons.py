@@ -1,0 +1,147 @@
+"""Line charts that compare methods: a mean curve with a band for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from vitshap.plots.figures import (
+    BESIDE,
+    MARGIN,
+    OTHERS,
+    OWN,
+    UNDER,
+    chart,
+    empty_figure,
+    legend_height,
+    legend_lines,
+    legend_under,
+    write_heading,
+    write_y_label,
+)
+from vitshap.plots.text import TITLE, finished, fitted, height_of
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+WIDE, HIGH = 3.6, 2.6
+"""Inches of a chart."""
+COLOURS = (OWN, *OTHERS)
+STYLES = ("-", "--", "-.", ":")
+
+
+class Band(NamedTuple):
+    """A mean curve: places, means, and half-widths of their intervals, ``[n]`` each."""
+
+    x: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    half: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart: curves by the names of their methods."""
+
+    title: str
+    x_label: str
+    y_label: str
+    bands: Mapping[str, Band]
+    baselines: Sequence[str] = ()
+    """Names that are drawn in grey: random scores, reference values."""
+    log: tuple[bool, bool] = (False, False)
+    """Whether the horizontal and the vertical axis are logarithmic."""
+
+
+def average_curves(insertion: Mapping[str, Band], deletion: Mapping[str, Band], *, title: str = "") -> Figure:
+    """Draw mean insertion and deletion curves over the share of patches."""
+    label = "probability"
+    return comparison_figure(
+        [
+            Panel("Insertion (higher is better)", "share of patches inserted", label, insertion, ("random",)),
+            Panel("Deletion (lower is better)", "share of patches deleted", label, deletion, ("random",)),
+        ],
+        title=title,
+    )
+
+
+def sensitivity_curves(bands: Mapping[str, Band], *, title: str = "") -> Figure:
+    """Draw sensitivity-n, a correlation, against the subset size n."""
+    panel = Panel("Sensitivity-n", "patches in a subset, n", "correlation", bands, ("random",))
+    return comparison_figure([panel], title=title)
+
+
+def roar_curves(inserted: Mapping[str, Band], deleted: Mapping[str, Band], *, title: str = "") -> Figure:
+    """Draw the accuracy of ROAR against the number of patches that were inserted, and that were deleted."""
+    panels = [
+        Panel(f"ROAR, {name}", f"patches {name}", "accuracy", bands, ("random",))
+        for name, bands in (("inserted", inserted), ("deleted", deleted))
+    ]
+    return comparison_figure(panels, title=title)
+
+
+def removal_curves(divergence: Mapping[str, Band], accuracy: Mapping[str, Band], *, title: str = "") -> Figure:
+    """Draw how ways to withhold patches do: divergence from the full prediction, and accuracy, by patches kept."""
+    panels = [
+        Panel("Distance from the prediction of the whole image", "patches kept", "KL divergence", divergence),
+        Panel("Accuracy", "patches kept", "accuracy", accuracy),
+    ]
+    return comparison_figure(panels, title=title)
+
+
+def error_curves(bands: Mapping[str, Band], *, title: str = "", y_label: str = "distance") -> Figure:
+    """Draw the distance from reference values against evaluations per image, on logarithmic axes."""
+    return comparison_figure([Panel("Error", "evaluations per image", y_label, bands, log=(True, True))], title=title)
+
+
+def comparison_figure(panels: Sequence[Panel], *, title: str = "") -> Figure:
+    """Draw charts side by side, each with its legend."""
+    if not panels or not all(panel.bands for panel in panels):
+        raise ValueError("there is nothing to draw: a chart needs at least one curve")
+    panels = [
+        replace(panel, bands={name: _checked(name, band) for name, band in panel.bands.items()}) for panel in panels
+    ]
+    entries = [legend_lines(list(panel.bands), WIDE) for panel in panels]
+    title = fitted(title, len(panels) * WIDE)
+    top = MARGIN + 0.1 + height_of(title, TITLE) + height_of(panels[0].title, TITLE)
+    under = UNDER + max(map(legend_height, entries))
+    figure = empty_figure(len(panels) * (BESIDE + WIDE) + 2 * MARGIN, top + HIGH + under + MARGIN)
+    write_heading(figure, title)
+    for i, panel in enumerate(panels):
+        left = MARGIN + BESIDE + i * (WIDE + BESIDE)
+        axes = chart(figure, left, top, WIDE, HIGH, title=panel.title, x_label=panel.x_label)
+        handles = _draw(axes, panel)
+        legend_under(axes, handles, entries[i], width=WIDE, height=HIGH)
+        write_y_label(axes, panel.y_label, HIGH)
+    return finished(figure)
+
+
+def _draw(axes: Axes, panel: Panel) -> list[Artist]:
+    handles: list[Artist] = []
+    number = 0
+    for name, (x, mean, half) in panel.bands.items():
+        if name in panel.baselines:
+            colour, style = "#555555", ":"
+        else:
+            colour, style = COLOURS[number % len(COLOURS)], STYLES[number // len(COLOURS) % len(STYLES)]
+            number += 1
+        marker = "o" if len(x) <= 16 else ""
+        handles += axes.plot(x, mean, color=colour, linestyle=style, linewidth=1.5, marker=marker, markersize=3)
+        axes.fill_between(x, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
+    axes.set(**{name: "log" for name, on in zip(("xscale", "yscale"), panel.log, strict=True) if on})
+    return handles
+
+
+def _checked(name: str, band: Band) -> Band:
+    x, mean, half = (np.asarray(one, dtype=np.float64) for one in band)
+    if not (x.ndim == 1 and len(x) and x.shape == mean.shape == half.shape):
+        shapes = ", ".join(str(list(np.shape(one))) for one in band)
+        raise ValueError(f"the curve of {name} has places, means and half-widths of equal length, got {shapes}")
+    if not np.isfinite([x, mean, half]).all() or (half < 0).any():
+        raise ValueError(f"the curve of {name} has numbers that are not finite, or negative half-widths")
+    return Band(x, mean, half)

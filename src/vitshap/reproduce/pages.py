@@ -1,0 +1,185 @@
+"""The pages ``docs/results``: every table and figure from committed results, beside the paper's numbers.
+
+``docs/results/data/PROFILE/SETTING/STEP/result.json`` are the results as their steps left them, without weights and
+pictures. All text of the pages is made here, so that a test can compare the two. Maps over photos of data sets are not
+committed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vitshap.experiments.tables import Column, Table
+from vitshap.files import write_text
+from vitshap.reproduce.paper import METHODS, printed
+from vitshap.reproduce.profiles import PROFILES, Profile
+from vitshap.reproduce.specifications import ALL_METHODS, METRICS, SPECIFICATIONS, Specification
+from vitshap.reproduce.store import RESULT, Store
+from vitshap.reproduce.views import ARROWS, LEGEND, NOT_RUN, ROWS, View, Viewer, marks_of, own_text, printed_text
+
+PUBLISHED = "small"
+"""The profile whose results are on the pages."""
+DATA, IMAGES = "data", "images"
+INTRODUCTION = """# Results
+
+Every table and figure of the paper, made by `vitshap reproduce`, beside the paper's own numbers. This page and those of the
+[tables](tables.md) and [figures](figures.md) are generated from the stored results of each step
+(`docs/results/data`), and a test compares them.
+
+What a number means:
+
+- **reproduced here**: made with the paper's data, model and settings;
+- **reduced scale**: made with the same code and specification, but with a smaller model or other data, as said beside it;
+- **not run**: the command exists, and has not been run for this page.
+
+What differs from the paper, and why: [differences](../differences.md).
+"""
+
+
+def collect(out: Path, docs: Path, profile: Profile) -> None:
+    """Copy the results of finished steps, without weights and pictures, to the pages' data."""
+    for path in sorted(out.glob(f"*/*/{RESULT}")):
+        place = docs / DATA / profile.name / path.relative_to(out)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, place)
+
+
+def write_pages(docs: Path, *, pictures: bool = True) -> list[Path]:
+    """Write all pages into ``docs``, and draw their charts; return the pages."""
+    written = []
+    for name, text in pages(docs).items():
+        write_text(docs / name, text)
+        written.append(docs / name)
+    if pictures:
+        for view in _views(docs):
+            view.draw(docs / IMAGES)
+    return written
+
+
+def pages(docs: Path) -> dict[str, str]:
+    """Return the text of every page by its file name, from the data in ``docs``."""
+    views = list(_views(docs))
+    return {
+        "index.md": "\n".join([INTRODUCTION, *_glance(docs), *_status(views)]),
+        "tables.md": "\n".join(["# Tables\n", LEGEND, "", *(_section(one) for one in views if _is_table(one))]),
+        "figures.md": "\n".join(["# Figures\n", *(_section(one) for one in views if not _is_table(one))]),
+    }
+
+
+def _views(docs: Path) -> Iterator[View]:
+    viewer = Viewer(PROFILES[PUBLISHED], Store(docs / DATA / PUBLISHED))
+    return (viewer.view(one) for one in SPECIFICATIONS.values())
+
+
+def _is_table(view: View) -> bool:
+    return view.specification.id.startswith("table-")
+
+
+def _section(view: View) -> str:
+    """Return one table or figure: what it shows, where its numbers come from, tables and charts."""
+    one = view.specification
+    lines = [f"## {_name(one)}: {one.title}\n", f"Images: {one.images}.\n"]
+    lines += [f"{note}\n" for note in one.notes]
+    lines += [f"- {source}: {about}" for source, about in view.sources.items()]
+    lines.append("" if view.sources else f"{_state(view)}.\n")
+    for table in view.tables:
+        table.notes = [note for note in table.notes if note != LEGEND]
+        lines.append(table.to_markdown())
+    lines += [f"![{one.title}]({IMAGES}/{name})\n" for name in view.charts]
+    if one.kind in ("maps", "class-maps"):
+        lines.append(
+            f"`vitshap reproduce {one.id} --profile {PUBLISHED}` draws it; photos of data sets are not shown here.\n"
+        )
+    elif not _is_table(view):
+        lines.append("The paper shows these curves as a picture and prints no numbers.\n")
+    return "\n".join(lines)
+
+
+def _status(views: list[View]) -> list[str]:
+    table = Table("Tables and figures", (Column("what"), Column("title"), Column("state")))
+    for view in views:
+        page = "tables" if _is_table(view) else "figures"
+        anchor = f"{page}.md#{_anchor(view.specification)}"
+        table.add(what=f"[{_name(view.specification)}]({anchor})", title=view.specification.title, state=_state(view))
+    return ["## All tables and figures\n", table.to_markdown()]
+
+
+def _state(view: View) -> str:
+    total = view.filled + view.not_run
+    if not view.filled:
+        return NOT_RUN
+    return "complete" if not view.not_run else f"{view.filled:,} of {total:,} numbers or curves"
+
+
+def _glance(docs: Path) -> list[str]:
+    """Return which method is best at what, and at which cost, on ImageNette."""
+    profile = PROFILES[PUBLISHED]
+    setting = profile.setting("imagenette", "vit-tiny")
+    assert setting is not None
+    store = Store(docs / DATA / PUBLISHED)
+    main, times = (store.find(setting.name, step) for step in ("evaluate-main", "timing"))
+    parts: list[tuple[Any, str]] = [(classes, metric) for classes in ("target", "non-target") for metric in METRICS]
+    columns = [Column("method")]
+    for classes, metric in parts:
+        title = f"{metric} {ARROWS.get(metric, chr(0x2191))}" + ("" if classes == "target" else ", non-target")
+        columns += [Column(f"{classes} {metric}", title=title), Column(f"{classes} {metric} paper", title="paper")]
+    columns += [Column("milliseconds", title="ms per image"), Column("training", title="training, minutes")]
+    table = Table(f"ImageNette, {setting.note}; the paper's ViT-Tiny beside it (table 7)", columns, notes=[LEGEND])
+    found: Mapping[str, Any] = {} if main is None else main.values
+    marks = {part: marks_of(found.get(part[0], {}).get("metrics", {}).get(part[1], {}), part[1]) for part in parts}
+    for row in ALL_METHODS:
+        cells = {"method": ROWS[row]}
+        for part in parts:
+            classes, metric = part
+            none = (row == "random" and metric == "faithfulness") or (
+                row.startswith("attention-") and classes == "non-target"
+            )
+            own = found.get(classes, {}).get("metrics", {}).get(metric, {}).get(row)
+            cells[f"{classes} {metric}"] = own_text(own, marks[part].get(row), run=main is not None, expected=not none)
+            number = printed("table-7", row, metric, data="imagenette", classes=classes)
+            cells[f"{classes} {metric} paper"] = printed_text(number)
+        spent = None if times is None else times.values["rows"].get(row)
+        cells["milliseconds"] = NOT_RUN if times is None else "-" if spent is None else f"{spent['milliseconds']:,.1f}"
+        cells["training"] = _training(store, setting.name, row)
+        table.add(**cells)
+    best = Table(
+        "The best on ImageNette", (Column("measure"), Column("here"), Column("paper", title="paper, ViT-Tiny"))
+    )
+    for part in parts:
+        ours = [ROWS[row] for row in ALL_METHODS if row in marks[part] and marks[part][row].bold]
+        theirs = [
+            METHODS[row]
+            for row in METHODS
+            if (one := printed("table-7", row, part[1], data="imagenette", classes=part[0])) and one.bold
+        ]
+        measure = f"{part[1]}, {part[0]} classes"
+        best.add(measure=measure, here=", ".join(ours) if main is not None else NOT_RUN, paper=", ".join(theirs))
+    fastest = None if times is None else min(times.values["rows"].items(), key=lambda item: item[1]["milliseconds"])[0]
+    best.add(measure="time per image", here=NOT_RUN if fastest is None else ROWS[fastest], paper="not printed")
+    best.notes.append("All methods whose 95 % interval overlaps that of the best mean.")
+    return ["## Which method is best at what, and at which cost\n", best.to_markdown(), table.to_markdown()]
+
+
+def _training(store: Store, setting: str, row: str) -> str:
+    """Return the minutes of training that a method needs: surrogate and explainer."""
+    steps = {"vit-shapley": "train-explainer-paper", "vitshap": "train-explainer-default"}
+    if row not in steps:
+        return "0"
+    results = [store.find(setting, name) for name in ("train-surrogate", steps[row])]
+    if any(one is None for one in results):
+        return NOT_RUN
+    return f"{sum(one.record['seconds'] for one in results if one is not None) / 60:.1f}"
+
+
+def _name(one: Specification) -> str:
+    kind, _, number = one.id.partition("-")
+    return f"{kind.capitalize()} {number}"
+
+
+def _anchor(one: Specification) -> str:
+    text = f"{_name(one)}: {one.title}".lower()
+    kept = "".join(letter for letter in text if letter.isalnum() or letter in " -_")
+    return "-".join(kept.split())

@@ -1,0 +1,229 @@
+"""Profiles: the same specifications and steps at three sizes. Only data, model and the numbers of a measurement differ.
+
+``smoke`` checks that everything works, on the embedded digits; its numbers say nothing about the paper. ``small`` is
+DeiT-Tiny on the real data sets, with chest radiographs in place of MURA, which may not be redistributed. ``full`` is the
+paper's own: ViT-Base, and ViT-Tiny, -Small and -Large on ImageNette.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vitshap.errors import did_you_mean
+
+Label = Literal["smoke", "reduced scale", "reproduced here"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A data set, a model, and the recipes by which they are trained."""
+
+    name: str
+    data: str
+    """Name by which ``--data NAME=PATH`` gives the images."""
+    recipe: str
+    """Recipe of classifier, surrogate and the explainer by the paper's procedure."""
+    default_recipe: str
+    """Recipe whose settings of the explainer are the default procedure here."""
+    model: str | None = None
+    """Model in place of the recipe's."""
+    changes: tuple[str, ...] = ()
+    """Changes of the recipe's settings, as for ``vitshap train --set``."""
+    abnormal: int | None = None
+    """Class that is explained for images predicted to be of it (target) and for all others (non-target), as in MURA."""
+    explained_others: int | None = None
+    """Non-target classes of an image that are explained, drawn once; None: all."""
+    label: Label = "reproduced here"
+    note: str = ""
+    """How the setting differs from the paper's."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Numbers of the measurements; the defaults are the paper's."""
+
+    split: tuple[int, int, int] | None = None
+    """Training, validation and test images at most; None: all."""
+    images: int | None = None
+    """Evaluated images at most; None: those of the authors."""
+    subsets: int = 1000
+    """Of faithfulness and sensitivity-n, per image."""
+    shapley_images: int | None = None
+    """Images with reference values at most; None: the authors' 100."""
+    truth: int = 2**18
+    """Evaluations per image of the reference values."""
+    paired: int = 2**18
+    unpaired: int = 3 * 2**17
+    """Evaluations per image of KernelSHAP as published."""
+    masks: int = 2000
+    """Of RISE."""
+    roar_methods: tuple[str, ...] | None = None
+    """Methods in masked retraining; None: all of the figure."""
+    roar_counts: tuple[int, ...] | None = None
+    """Numbers of inserted or deleted patches; None: the paper's, as shares of the number of patches."""
+    roar_epochs: int = 25
+    removal_step: int = 14
+    """Patches between the points of the removal figure, for 196 patches."""
+    ablation_epochs: int = 100
+    procedure_views: int = 5
+    """Views of every training image in the comparison of our steps with the paper's procedure."""
+    procedure_variants: tuple[int, ...] | None = None
+    """Numbers of the compared variants; None: all."""
+    convergence_budgets: tuple[int, ...] = (4096, 16384, 32000, 40000)
+    timed_images: int = 112
+    grid_images: int = 24
+    """Images in the comparison of maps with KernelSHAP."""
+    training: tuple[str, ...] = ()
+    """Changes of the recipes' settings."""
+    default_training: tuple[str, ...] = ()
+    """Changes of the default explainer's settings."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Which setting stands for a data set and model of the paper, and how large the measurements are."""
+
+    name: str
+    description: str
+    settings: Mapping[tuple[str, str], Setting]
+    """By data set and model of the paper; what is not there is not run."""
+    scale: Scale = field(default_factory=Scale)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Estimated time of each step."""
+    hardware: str = ""
+    """What the estimates are for."""
+
+    def setting(self, data: str, model: str) -> Setting | None:
+        """Return what stands for a data set and a model of the paper; None: it is not part of the profile."""
+        return self.settings.get((data, model))
+
+    def names(self) -> dict[str, Setting]:
+        """Return all settings by name."""
+        return {one.name: one for one in self.settings.values()}
+
+
+PAPER_SETTINGS = (
+    ("imagenette", "vit-base"),
+    ("imagenette", "vit-tiny"),
+    ("imagenette", "vit-small"),
+    ("imagenette", "vit-large"),
+    ("mura", "vit-base"),
+    ("pets", "vit-base"),
+)
+_DIGITS = Setting(
+    "digits",
+    "digits",
+    "digits",
+    "digits",
+    changes=("explainer.procedure=paper",),
+    abnormal=1,
+    label="smoke",
+    note="digits and a very small ViT, which say nothing about the paper's results",
+)
+_DEIT = "deit_tiny_patch16_224"
+SMOKE = Profile(
+    "smoke",
+    "embedded digits and a very small ViT: checks that every table and figure is filled",
+    dict.fromkeys(PAPER_SETTINGS, _DIGITS),
+    Scale(
+        images=48,
+        subsets=64,
+        shapley_images=10,
+        truth=4096,
+        paired=4096,
+        unpaired=4096,
+        masks=200,
+        roar_methods=None,
+        roar_counts=(1, 4, 8, 12),
+        roar_epochs=2,
+        ablation_epochs=4,
+        procedure_views=2,
+        procedure_variants=(0, 2, 13),
+        convergence_budgets=(256, 1024),
+        timed_images=16,
+        grid_images=6,
+        training=(
+            "classifier.loop.epochs=20",
+            "surrogate.loop.epochs=15",
+            "surrogate.coalitions=2",
+            "explainer.loop.epochs=10",
+            "explainer.coalitions=16",
+        ),
+        default_training=("explainer.loop.epochs=15", "explainer.values.views=15"),
+    ),
+    hardware="two CPU cores",
+)
+SMALL = Profile(
+    "small",
+    "DeiT-Tiny on ImageNette, Pets and chest radiographs, one GPU",
+    {
+        ("imagenette", "vit-tiny"): (
+            _imagenette := Setting(
+                "imagenette",
+                "imagenette",
+                "paper-imagenette",
+                "imagenette-deit-tiny",
+                model=_DEIT,
+                label="reduced scale",
+                note="DeiT-Tiny (ImageNet-1k) in place of the paper's ViTs (ImageNet-21k)",
+            )
+        ),
+        ("imagenette", "vit-base"): _imagenette,
+        ("mura", "vit-base"): Setting(
+            "chest",
+            "chest",
+            "chest",
+            "imagenette-deit-tiny",
+            model=_DEIT,
+            abnormal=0,
+            label="reduced scale",
+            note="DeiT-Tiny, and chest radiographs (pneumonia or normal) in place of MURA",
+        ),
+        ("pets", "vit-base"): Setting(
+            "pets",
+            "pets",
+            "paper-pets",
+            "imagenette-deit-tiny",
+            model=_DEIT,
+            explained_others=10,
+            label="reduced scale",
+            note="DeiT-Tiny in place of ViT-Base; images of 160 pixels",
+        ),
+    },
+    Scale(
+        ablation_epochs=10,
+        roar_methods=("vit-shapley", "vitshap", "lrp", "random"),
+        # four fifths of the recipe's views, so that a training takes less than nine minutes
+        default_training=("explainer.values.views=80", "explainer.loop.epochs=80"),
+    ),
+    hardware="one H200, projected",
+)
+FULL = Profile(
+    "full",
+    "the paper's own: ViT-Base on three data sets, and ViT-Tiny, -Small and -Large on ImageNette",
+    {
+        **{
+            ("imagenette", f"vit-{size}"): Setting(
+                f"imagenette-{size}",
+                "imagenette",
+                "paper-imagenette",
+                "imagenette-deit-tiny",
+                model=f"vit_{size}_patch16_224",
+            )
+            for size in ("base", "tiny", "small", "large")
+        },
+        ("mura", "vit-base"): Setting("mura", "mura", "paper-mura", "imagenette-deit-tiny", abnormal=0),
+        ("pets", "vit-base"): Setting("pets", "pets", "paper-pets", "imagenette-deit-tiny", explained_others=10),
+    },
+    hardware="one H200, projected",
+)
+PROFILES = {one.name: one for one in (SMOKE, SMALL, FULL)}
+
+
+def profile(name: str) -> Profile:
+    """Return the profile of this name."""
+    if name not in PROFILES:
+        raise ValueError(f"there is no profile {name!r}{did_you_mean(name, list(PROFILES))}")
+    return PROFILES[name]

@@ -1,0 +1,110 @@
+"""Steps of ROAR: the accuracy with important patches inserted or deleted, under four evaluators."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitshap.experiments.roar import retrain
+from vitshap.files import read_json, write_text
+from vitshap.methods import MethodLike, method
+from vitshap.metrics import mean_interval, roar
+from vitshap.reproduce.context import SEED, Context
+from vitshap.reproduce.measurements import rivals
+from vitshap.reproduce.specifications import MAIN_METHODS
+from vitshap.training.batches import Images
+from vitshap.training.configs import ClassifierTraining
+
+RANDOM_SEEDS = 10
+BATCH = 64
+
+
+def measure_roar(context: Context, folder: Path, *, evaluator: str) -> dict[str, Any]:
+    """Measure the accuracy on the whole test split for every method; each is stored when it is done.
+
+    ``evaluator``: "surrogate", "masked" (a separate masked classifier), "retrained" or "retrained-no-positions".
+    """
+    measure = _retrained if evaluator.startswith("retrained") else _evaluated
+    chosen = MAIN_METHODS
+    if measure is _retrained and context.scale.roar_methods is not None:
+        chosen = tuple(name for name in MAIN_METHODS if name in context.scale.roar_methods)
+    methods = _methods(context, chosen)
+    found: dict[str, Any] = {}
+    for name in chosen:
+        path = folder / f"{name}.json"
+        if not path.is_file():
+            write_text(path, json.dumps(measure(context, folder / name, methods[name], evaluator)))
+            context.console.print(f"{name}: done", highlight=False)
+        found[name] = read_json(path)
+    first = next(iter(found.values()))
+    return {"counts": first["counts"], "images": len(context.splits.test), "rows": found}
+
+
+def _methods(context: Context, names: tuple[str, ...]) -> dict[str, list[MethodLike]]:
+    """Return the methods by row; random orders of several seeds."""
+    made: dict[str, list[MethodLike]] = {}
+    for name, spec in rivals(context, names).items():
+        assert isinstance(spec, tuple)
+        seeds = [{"seed": seed} for seed in range(RANDOM_SEEDS)] if name == "random" else [{}]
+        made[name] = [method(spec[0], context.classifier, **spec[1], **seed) for seed in seeds]
+    return {**made, **{row: [one] for row, one in context.explainers().items()}}
+
+
+def _evaluated(context: Context, folder: Path, methods: list[MethodLike], evaluator: str) -> dict[str, Any]:
+    """Measure with a model that predicts with patches withheld."""
+    surrogate = context.surrogate
+    judge = surrogate if evaluator == "surrogate" else context.trained("train-masked-classifier")
+    counts = context.scale.roar_counts
+    right: dict[str, list[Tensor]] = {"insertion": [], "deletion": []}
+    numbers: list[int] = []
+    for pixels, batch in Images(surrogate, context.splits.test, None, seed=SEED).in_order(BATCH):
+        labels = batch.labels.cpu().long()
+        explained = labels if surrogate.num_classes > 1 else torch.zeros_like(labels)
+        seeds = [
+            roar(
+                surrogate, pixels, one(pixels, target=explained[:, None]), labels=labels, evaluator=judge, counts=counts
+            )
+            for one in methods
+        ]
+        numbers = [int(count) for count in seeds[0].counts]
+        right["insertion"].append(torch.stack([one.inserted for one in seeds]).mean(0))
+        right["deletion"].append(torch.stack([one.deleted for one in seeds]).mean(0))
+    return {"counts": numbers, **{name: _accuracies(torch.cat(parts)) for name, parts in right.items()}}
+
+
+def _retrained(context: Context, folder: Path, methods: list[MethodLike], evaluator: str) -> dict[str, Any]:
+    """Retrain classifiers from the initial weights on masked images."""
+    config = context.recipe.classifier or ClassifierTraining()
+    config = replace(config, loop=replace(config.loop, epochs=context.scale.roar_epochs))
+    explain: Callable[..., Any] = methods[0]
+    done = retrain(
+        context.initial(),
+        context.splits,
+        explain,
+        folder,
+        config=config,
+        counts=context.scale.roar_counts,
+        positions=evaluator == "retrained",
+    )
+    found: dict[str, Any] = {"counts": sorted({one.count for one in done})}
+    for direction in ("insertion", "deletion"):
+        by_count = {one.count: one for one in done if one.direction == direction}
+        right = torch.tensor([by_count[count].correct for count in found["counts"]], dtype=torch.float64).T
+        found[direction] = _accuracies(right)
+    return found
+
+
+def _accuracies(right: Tensor) -> dict[str, list[float]]:
+    """Return accuracies and their 95 % intervals, of results ``[images, counts]``."""
+    ends = [mean_interval(right[:, i]) for i in range(right.shape[1])]
+    return {
+        "mean": [round(float(one), 5) for one in right.mean(0)],
+        "low": [round(low, 5) for low, _ in ends],
+        "high": [round(high, 5) for _, high in ends],
+    }

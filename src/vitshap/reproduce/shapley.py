@@ -1,0 +1,203 @@
+"""KernelSHAP against an independent truth: its error as evaluations increase, and where it passes the explainers'.
+
+The truth is ``kernelshap`` with many evaluations and other random numbers than any estimate that is compared with it. The
+estimates are KernelSHAP as published, with and without pairs, and our own, on the same images; their errors are measured
+at growing numbers of evaluations of one run. Images are estimated in small batches, each stored when it is done, so that
+an interrupted step continues.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitshap.estimators import truth
+from vitshap.estimators.estimate import Estimate
+from vitshap.estimators.kernel import kernelshap, kernelshap_original
+from vitshap.files import read_tensors, write_tensors
+from vitshap.game import Game
+from vitshap.metrics.statistics import correlate
+from vitshap.models.base import evaluating
+from vitshap.reproduce.context import SEED, Context
+from vitshap.training.values.store import Evaluator
+
+BATCH = 4
+"""Images that are estimated at once, with the same subsets."""
+TRUTH_SEED = 10**6
+"""Seed of the truth: no estimate has the same random numbers."""
+VALUES = "values.safetensors"
+MEASURES = ("distance", "pearson", "spearman")
+THRESHOLD = 0.2
+"""Of the largest standard error to the range of the values, at which KernelSHAP stops in the comparison of maps."""
+
+
+def compute_truth(context: Context, folder: Path) -> dict[str, Any]:
+    """Estimate the Shapley values of the compared images with many evaluations; the files stay with the result."""
+    surrogate = context.surrogate
+    game_of = compared_games(context)
+    known = truth.compute(
+        folder,
+        game_of,
+        num_inputs=len(context.compared),
+        surrogate=surrogate.fingerprint(),
+        budget=context.scale.truth,
+        batch=BATCH,
+        seed=TRUTH_SEED,
+        progress=_note(context, "truth"),
+    )
+    final = context.store.folder(context.setting.name, "truth")
+    final.mkdir(parents=True, exist_ok=True)
+    for name in (truth.RECORD, truth.TENSORS):
+        shutil.copy(folder / name, final / name)
+    targets = predictions(context)
+    own = torch.zeros_like(known.reliability, dtype=torch.bool).scatter(1, targets[:, None], True)
+    return {
+        "images": len(targets),
+        "evaluations": context.scale.truth,
+        "reliability": {"target": float(known.reliability[own].mean()), "non-target": _others(known.reliability, own)},
+    }
+
+
+def stored_truth(context: Context) -> truth.Truth:
+    """Load the reference values of the compared images."""
+    return truth.load(context.store.folder(context.setting.name, "truth"), surrogate=context.surrogate.fingerprint())
+
+
+def measure_kernelshap(context: Context, folder: Path, *, kind: str) -> dict[str, Any]:
+    """Measure the error of KernelSHAP at growing numbers of evaluations.
+
+    ``kind``: "paired" or "unpaired" as published, or "default", our estimator, with an eighth of the evaluations.
+    """
+    budgets = {"paired": context.scale.paired, "unpaired": context.scale.unpaired, "default": context.scale.paired // 8}
+    budget, known, targets = budgets[kind], stored_truth(context), predictions(context)
+    game_of, note = compared_games(context), _note(context, f"KernelSHAP {kind}")
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = []
+    for start in range(0, len(targets), BATCH):
+        here = slice(start, min(start + BATCH, len(targets)))
+        path = folder / f"part-{start:05d}.safetensors"
+        if not path.exists():
+            write_tensors(path, _run(game_of(here), kind, budget, known.values[here], SEED + start))
+        parts.append(read_tensors(path))
+        note(here.stop, len(targets))
+    final = context.store.folder(context.setting.name, f"kernelshap-{kind}")
+    final.mkdir(parents=True, exist_ok=True)
+    write_tensors(final / VALUES, {"values": torch.cat([part["values"] for part in parts]).float()})
+    errors = {name: torch.cat([part[name] for part in parts], 1) for name in MEASURES}  # [points, N, K]
+    found: dict[str, Any] = {"evaluations": parts[0]["evaluations"].tolist(), "images": len(targets)}
+    found["curves"] = {name: by_class(each, targets) for name, each in errors.items()}
+    explainers = {}
+    for row, explainer in context.explainers().items():
+        with torch.no_grad():
+            values = explainer(context.pixels(context.surrogate, context.compared)).values.double()
+        explainers[row] = {
+            name: by_class(each[None], targets) for name, each in errors_to(values, known.values).items()
+        }
+    found["explainers"] = explainers
+    found["crossing"] = {row: _crossings(found, of) for row, of in explainers.items()}
+    return found
+
+
+def errors_to(values: Tensor, known: Tensor) -> dict[str, Tensor]:
+    """Return distance and correlations of values ``[N, d, K]`` with the truth, float64 ``[N, K]`` each."""
+    values, known = values.double().cpu(), known.double().cpu()
+    sides = values.transpose(1, 2), known.transpose(1, 2)
+    return {
+        "distance": (values - known).norm(dim=1),
+        "pearson": correlate(*sides, "pearson"),
+        "spearman": correlate(*sides, "spearman"),
+    }
+
+
+def by_class(errors: Tensor, targets: Tensor) -> dict[str, dict[str, list[float]]]:
+    """Return means over images, and half-widths of their 95 % intervals, of errors ``[points, N, K]``."""
+    own = torch.zeros(errors.shape[1:], dtype=torch.bool).scatter(1, targets[:, None], True)
+    found = {}
+    for name, where in (("target", own), ("non-target", ~own)):
+        if not bool(where.any()):
+            continue
+        per_image = errors.masked_fill(~where, torch.nan).nanmean(2)  # [points, N]
+        count = (~per_image.isnan()).sum(1).clamp(min=1)
+        mean = per_image.nanmean(1)
+        spread = (per_image - mean[:, None]).square().nansum(1) / (count - 1).clamp(min=1)
+        found[name] = {"mean": mean.tolist(), "interval": (1.96 * (spread / count).sqrt()).tolist()}
+    return found
+
+
+def crossing(evaluations: list[float], curve: list[float], level: float, *, falls: bool) -> float | None:
+    """Return the evaluations at which a curve passes a level, interpolated between points on a logarithmic scale.
+
+    ``falls``: whether the curve falls, as a distance does. None: it never passes it; the first point if it starts beyond.
+    """
+    sign = 1.0 if falls else -1.0
+    for i, value in enumerate(curve):
+        if sign * value > sign * level:
+            continue
+        if i == 0:
+            return evaluations[0]
+        before = curve[i - 1]
+        share = (before - level) / (before - value) if before != value else 1.0
+        return float(evaluations[i - 1] * (evaluations[i] / evaluations[i - 1]) ** share)
+    return None
+
+
+def _crossings(found: dict[str, Any], of: dict[str, Any]) -> dict[str, dict[str, float | None]]:
+    return {
+        measure: {
+            classes: crossing(
+                found["evaluations"], curve["mean"], of[measure][classes]["mean"][0], falls=measure == "distance"
+            )
+            for classes, curve in curves.items()
+        }
+        for measure, curves in found["curves"].items()
+    }
+
+
+def _run(game: Game, kind: str, budget: int, known: Tensor, seed: int) -> dict[str, Tensor]:
+    """Return the errors of the partial estimates of one run, ``[points, B, K]``, and its last values."""
+    points: list[dict[str, Tensor]] = []
+    used: list[int] = []
+
+    def partial(estimate: Estimate) -> None:
+        used.append(estimate.evaluations)
+        points.append(errors_to(estimate.values, known))
+
+    if kind == "default":
+        last = kernelshap(game, budget=budget, seed=seed, progress=partial)
+    else:
+        last = kernelshap_original(game, budget=budget, paired=kind == "paired", seed=seed, progress=partial)
+    errors = {name: torch.stack([point[name] for point in points]) for name in MEASURES}
+    return {**errors, "evaluations": torch.tensor(used), "values": last.values.cpu()}
+
+
+def compared_games(context: Context) -> Callable[[slice], Game]:
+    """Return a function that makes the game of some of the compared images, in the fastest precision of the device."""
+    surrogate = context.surrogate
+    evaluate = Evaluator(surrogate, compiled=surrogate.device.type == "cuda")
+    pixels = context.pixels(surrogate, context.compared)
+    return lambda part: evaluate.model.game(pixels[part].to(evaluate.dtype))
+
+
+def predictions(context: Context) -> Tensor:
+    """Return the classifier's predictions for the compared images."""
+    classifier = context.classifier
+    with torch.no_grad(), evaluating(classifier.net):
+        outputs = [classifier(some) for some in context.pixels(classifier, context.compared).split(64)]  # type: ignore[no-untyped-call]
+    return torch.cat(outputs).argmax(1).cpu()
+
+
+def _others(reliability: Tensor, own: Tensor) -> float | None:
+    return float(reliability[~own].mean()) if bool((~own).any()) else None
+
+
+def _note(context: Context, name: str) -> Callable[[int, int], None]:
+    def note(done: int, total: int) -> None:
+        if done == total or done % 20 == 0:
+            context.console.print(f"{name}: {done} of {total} images", highlight=False)
+
+    return note

@@ -1,0 +1,379 @@
+"""Tables and figures from finished steps, beside the paper's numbers. Nothing is computed here.
+
+A view has tables of text and charts. Every number says what it is: made by the profile (a smoke test, a reduced scale or
+a reproduction), or not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitshap.evaluation.marks import Mark, Measured, mark
+from vitshap.experiments.tables import Column, Table
+from vitshap.plots.comparisons import Band, comparison_figure
+from vitshap.plots.comparisons import Panel as Chart
+from vitshap.reproduce.paper import METHODS, Number, printed, tables
+from vitshap.reproduce.profiles import Profile, Setting
+from vitshap.reproduce.specifications import ABLATIONS, EXPLAINERS, OURS, Panel, Specification
+from vitshap.reproduce.store import Result, Store
+
+NOT_RUN = "not run"
+NAMES = {"imagenette": "ImageNette", "mura": "MURA", "pets": "Pets"}
+MODELS = {f"vit-{size}": f"ViT-{size.capitalize()}" for size in ("tiny", "small", "base", "large")}
+ROWS = {
+    **METHODS,
+    "vit-shapley": "ViT Shapley (the paper's procedure)",
+    OURS: "vitshap (default procedure)",
+    "kernelshap-original": "KernelSHAP",
+    "kernelshap": "kernelshap",
+    "truth": "truth (kernelshap, independent)",
+}
+ARROWS = {"deletion": "\N{DOWNWARDS ARROW}"}
+LEGEND = "Mean ± half of the 95 % interval. Bold: overlaps the best. †: overlaps random's, or lies on its wrong side."
+
+
+@dataclass
+class View:
+    """What a table or figure shows."""
+
+    specification: Specification
+    tables: list[Table] = field(default_factory=list)
+    charts: dict[str, list[Chart]] = field(default_factory=dict)
+    """By the name of the picture's file."""
+    pictures: list[Path] = field(default_factory=list)
+    """Pictures that a step left: maps over photos."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """Where the numbers come from: label, hardware, date, seed and command, by ``SETTING/STEP``."""
+    filled: int = 0
+    not_run: int = 0
+
+    def draw(self, folder: Path) -> list[Path]:
+        """Draw the charts into a folder."""
+        from vitshap.plots import save
+
+        return [save(comparison_figure(panels), folder / name) for name, panels in self.charts.items()]
+
+
+class Viewer:
+    """Makes views of the results of one profile."""
+
+    def __init__(self, profile: Profile, store: Store) -> None:
+        self.profile, self.store = profile, store
+
+    def view(self, one: Specification) -> View:
+        """Return the view of a table or figure."""
+        made = View(one)
+        build = {
+            "metrics": self._metrics,
+            "kernelshap-areas": self._metrics,
+            "ablations": self._ablations,
+            "times": self._times,
+            "removal": self._removal,
+            "sensitivity": self._sensitivity,
+            "curves": self._curves,
+            "roar": self._roar,
+            "kernelshap-error": self._errors,
+            "maps": self._maps,
+            "class-maps": self._maps,
+        }[one.kind]
+        build(made)
+        return made
+
+    def _found(self, view: View, panel: Panel, step: str | None = None) -> tuple[Setting | None, Result | None]:
+        """Return a panel's setting and result, and note where the result comes from."""
+        setting = self.profile.setting(panel.data, panel.model)
+        if setting is None:
+            return None, None
+        name = step or panel.step
+        result = self.store.find(setting.name, name)
+        if result is not None:
+            about = result.record
+            label = f"{setting.label} ({setting.note})" if setting.note else setting.label
+            view.sources[f"{setting.name}/{name}"] = (
+                f"{label}; {about['hardware']}, {about['date']}, seed {about['seed']}, {about['seconds']:,.0f} s; "
+                f"`{about['command']}`"
+            )
+        return setting, result
+
+    def _count(self, view: View, value: object) -> None:
+        if value is None:
+            view.not_run += 1
+        else:
+            view.filled += 1
+
+    def _metrics(self, view: View) -> None:
+        for panel in view.specification.panels:
+            _, result = self._found(view, panel)
+            view.tables.append(self._metric_table(view, panel, result))
+
+    def _metric_table(self, view: View, panel: Panel, result: Result | None) -> Table:
+        """Return the rows of one data set, model and kind of class, ours beside the paper's."""
+        one = view.specification
+        formula = one.kind == "metrics"
+        names = [*one.metrics, *(["faithfulness formula"] if formula else [])]
+        columns = [Column("method")]
+        for metric in names:
+            arrow = ARROWS.get(metric, "\N{UPWARDS ARROW}")
+            columns.append(Column(metric, title=f"{metric} {arrow}"))
+            if metric != "faithfulness formula":
+                columns.append(Column(f"{metric} paper", title="paper"))
+        found = {} if result is None else result.values.get(panel.classes, {})
+        marked = {metric: marks_of(found.get("metrics", {}).get(metric, {}), metric) for metric in names}
+        table = Table(_title(panel, found.get("images")), columns, notes=[LEGEND])
+        for row in one.methods:
+            cells: dict[str, Any] = {"method": ROWS[row]}
+            for metric in names:
+                number = printed(one.id, row, metric, data=panel.data, classes=panel.classes)
+                own = found.get("metrics", {}).get(metric, {}).get(row)
+                expected = _expected(row, panel, metric)
+                if expected:
+                    self._count(view, own if result is not None and found.get("images") != 0 else None)
+                cells[metric] = own_text(own, marked[metric].get(row), run=result is not None, expected=expected)
+                if metric != "faithfulness formula":
+                    cells[f"{metric} paper"] = printed_text(number)
+            table.add(**cells)
+        return table
+
+    def _ablations(self, view: View) -> None:
+        columns = (
+            Column("variant"),
+            *(Column(name) for name in ("validation loss", "test loss")),
+            Column("excess"),
+            *(Column(f"{name} paper", title=f"{name}, paper") for name in ("validation loss", "test loss")),
+        )
+        table = Table("Loss of variants of the explainer", columns)
+        block = tables()["table-3"][0]
+        by_step = {panel.step.removeprefix("ablation-"): panel for panel in view.specification.panels}
+        for name, row in ABLATIONS.items():
+            _, result = self._found(view, by_step[name])
+            values = {} if result is None else result.values
+            own = {"validation loss": values.get("validation_loss"), "test loss": values.get("test_loss")}
+            own["excess"] = values.get("excess")
+            cells = {key: NOT_RUN if value is None else f"{value:.4f}" for key, value in own.items()}
+            for value in own.values():
+                self._count(view, value)
+            paper = {f"{key} paper": printed_text(block.number(row, key)) for key in ("validation loss", "test loss")}
+            table.add(variant=row, **cells, **paper)
+        view.tables.append(table)
+
+    def _times(self, view: View) -> None:
+        panels = view.specification.panels
+        columns = [Column("method")]
+        for panel in panels:
+            columns += [Column(panel.data, title=f"{NAMES[panel.data]}, ms")]
+            columns += [Column(f"{panel.data} paper", title="paper, ms")]
+        table = Table("Milliseconds per image for all classes", columns)
+        results = {panel.data: self._found(view, panel)[1] for panel in panels}
+        for row in view.specification.methods:
+            if row == "random":
+                continue
+            cells = {"method": ROWS[row]}
+            for panel in panels:
+                result = results[panel.data]
+                own = None if result is None else result.values["rows"][row]["milliseconds"]
+                self._count(view, own)
+                cells[panel.data] = NOT_RUN if own is None else f"{own:,.2f}"
+                number = printed("table-11", row, "milliseconds", data=panel.data, classes="all")
+                cells[f"{panel.data} paper"] = printed_text(number, digits=1)
+            table.add(**cells)
+        view.tables.append(table)
+
+    def _curves(self, view: View) -> None:
+        for panel in view.specification.panels:
+            _, result = self._found(view, panel)
+            found = {} if result is None else result.values.get(panel.classes, {})
+            charts = []
+            for metric in ("insertion", "deletion"):
+                curves = found.get("curves", {}).get(metric, {})
+                bands = {}
+                for row in self._shown(view, panel, curves, result):
+                    mean = curves[row]["mean"]
+                    bands[ROWS[row]] = _band(np.linspace(0, 1, len(mean)), mean, curves[row]["interval"])
+                title = f"{metric.capitalize()}, {panel.classes} classes"
+                charts.append(
+                    Chart(title, f"share of patches {metric[:-3]}ed", "probability", bands, (ROWS["random"],))
+                )
+            self._add_charts(view, f"{panel.data}-{panel.classes}", charts)
+
+    def _sensitivity(self, view: View) -> None:
+        for panel in view.specification.panels:
+            _, result = self._found(view, panel)
+            found = {} if result is None else result.values.get(panel.classes, {})
+            charts = []
+            for metric, what in (
+                ("sensitivity", "authors' definition"),
+                ("sensitivity formula", "the paper's formula"),
+            ):
+                curves = found.get("curves", {}).get(metric, {})
+                bands = {
+                    ROWS[row]: _band(found["sizes"], curves[row]["mean"], curves[row]["interval"])
+                    for row in self._shown(view, panel, curves, result)
+                }
+                title = f"{NAMES[panel.data]}, {panel.classes}: {what}"
+                charts.append(Chart(title, "patches in a subset, n", "correlation", bands, (ROWS["random"],)))
+            self._add_charts(view, f"{panel.data}-{panel.classes}", charts)
+
+    def _shown(self, view: View, panel: Panel, curves: Mapping[str, Any], result: Result | None) -> Iterator[str]:
+        """Yield the methods with a curve, counting all that should have one."""
+        for row in view.specification.methods:
+            if _expected(row, panel, "insertion"):
+                self._count(view, curves.get(row))
+                if row in curves and result is not None:
+                    yield row
+
+    def _removal(self, view: View) -> None:
+        for panel in view.specification.panels:
+            _, result = self._found(view, panel)
+            charts = []
+            for metric in view.specification.metrics:
+                self._count(view, result)
+                if result is None:
+                    continue
+                label = "KL divergence" if metric == "divergence" else "accuracy"
+                bands = {
+                    name: _band(result.values["kept"], curve["mean"], curve["interval"])
+                    for name, curve in result.values[metric].items()
+                }
+                charts.append(Chart(f"{NAMES[panel.data]}: {label}", "patches kept", label, bands))
+            self._add_charts(view, panel.data, charts)
+
+    def _roar(self, view: View) -> None:
+        for panel in view.specification.panels:
+            _, result = self._found(view, panel)
+            charts = []
+            for direction in view.specification.metrics:
+                rows = {} if result is None else result.values["rows"]
+                bands = {}
+                for row in view.specification.methods if result is None else rows:
+                    self._count(view, rows.get(row))
+                    if row in rows and result is not None:
+                        ends = rows[row][direction]
+                        half = (np.array(ends["high"]) - np.array(ends["low"])) / 2
+                        bands[ROWS[row]] = _band(result.values["counts"], ends["mean"], half)
+                title = f"{panel.step.removeprefix('roar-').replace('-', ' ')}: {direction}"
+                charts.append(Chart(title, f"patches {direction[:-3]}ed", "accuracy", bands, (ROWS["random"],)))
+            self._add_charts(view, panel.step, charts)
+
+    def _errors(self, view: View) -> None:
+        panel = view.specification.panels[0]
+        kinds = {"paired": "KernelSHAP, paired", "unpaired": "KernelSHAP, unpaired", "default": "kernelshap (ours)"}
+        results = {kind: self._found(view, panel, f"kernelshap-{kind}")[1] for kind in kinds}
+        for result in results.values():
+            self._count(view, result)
+        known = {kind: result for kind, result in results.items() if result is not None}
+        columns = (Column("compared", title="evaluations at which it passes"), *(Column(row) for row in EXPLAINERS))
+        table = Table("Evaluations per image at which KernelSHAP passes an explainer (distance)", columns)
+        for classes in ("target", "non-target"):
+            charts = []
+            for measure in view.specification.metrics:
+                bands: dict[str, Band] = {}
+                for kind, result in known.items():
+                    curve = result.values["curves"][measure].get(classes)
+                    if curve is not None:
+                        bands[kinds[kind]] = _band(result.values["evaluations"], curve["mean"], curve["interval"])
+                reach = [band.x for band in bands.values()]
+                for row in EXPLAINERS if known else ():
+                    line = next(iter(known.values())).values["explainers"][row][measure].get(classes)
+                    if line is not None:
+                        ends = [min(float(x[0]) for x in reach), max(float(x[-1]) for x in reach)]
+                        bands[ROWS[row]] = _band(ends, [line["mean"][0]] * 2, [line["interval"][0]] * 2)
+                title = f"{measure}, {classes}"
+                chart = Chart(title, "evaluations per image", measure, bands, log=(True, measure == "distance"))
+                charts.append(chart)
+            self._add_charts(view, f"errors-{classes}", charts)
+            for kind, result in known.items():
+                passed = {row: result.values["crossing"][row]["distance"].get(classes) for row in EXPLAINERS}
+                shown = {row: "not reached" if one is None else f"{one:,.0f}" for row, one in passed.items()}
+                table.add(compared=f"{kinds[kind]}, {classes}", **shown)
+        table.notes.append(
+            "The paper: about 120,000 for KernelSHAP as published, about 40,000 with pairs (target class)."
+        )
+        view.tables.append(table)
+
+    def _maps(self, view: View) -> None:
+        one = view.specification
+        for panel in one.panels:
+            _, result = self._found(view, panel)
+            if one.kind == "class-maps":
+                wanted = ["curves-target.png", "curves-non-target.png"]
+            else:
+                wanted = ["non-target.png"] if panel.classes == "non-target" else [f"maps-{one.part[0]}.png"]
+            if result is None:
+                self._count(view, None)
+                continue
+            there = [result.folder / name for name in wanted if name in result.values["pictures"]]
+            self._count(view, there or None)
+            view.pictures += there
+
+    def _add_charts(self, view: View, name: str, charts: Sequence[Chart]) -> None:
+        drawn = [chart for chart in charts if chart.bands]
+        if drawn:
+            view.charts[f"{view.specification.id}-{name}.png"] = drawn
+
+
+def _expected(row: str, panel: Panel, metric: str) -> bool:
+    """Whether a row has a number: attention methods have none for non-target classes, but for one class of MURA; random
+    none for faithfulness; the masked classifier has one explainer."""
+    if row == OURS and panel.step == "evaluate-masked":
+        return False
+    if row.startswith("attention-") and panel.classes == "non-target":
+        return panel.step.endswith("abnormal")
+    return not (row == "random" and metric.startswith("faithfulness"))
+
+
+def marks_of(cells: Mapping[str, Mapping[str, float]], metric: str) -> dict[str, Mark]:
+    """Return bold and grey of a column, from its numbers."""
+    measured = {
+        row: Measured(
+            one["mean"],
+            one["low"] if one["low"] is not None else one["mean"],
+            one["high"] if one["high"] is not None else one["mean"],
+        )
+        for row, one in cells.items()
+        if one["mean"] is not None
+    }
+    random = measured.pop("random", None)
+    measured.pop("truth", None)
+    if metric.startswith("faithfulness"):
+        random = None
+    found = mark(list(measured.values()), random, higher_is_better=metric != "deletion")
+    return dict(zip(measured, found, strict=True))
+
+
+def own_text(cell: Mapping[str, Any] | None, marked: Mark | None, *, run: bool, expected: bool) -> str:
+    """Return one of our numbers as text: bold, with a dagger for grey, "not run", or a dash where none is expected."""
+    if not expected:
+        return "-"
+    if cell is None or cell["mean"] is None:
+        return "undefined" if run else NOT_RUN
+    half = "" if cell["low"] is None else f" ± {(cell['high'] - cell['low']) / 2:.3f}"
+    text = f"{cell['mean']:.3f}{half}"
+    if marked is not None and marked.bold:
+        text = f"**{text}**"
+    return f"{text} †" if marked is not None and marked.grey else text
+
+
+def printed_text(number: Number | None, *, digits: int = 3) -> str:
+    """Return one of the paper's numbers as text, with its own bold and grey; a dash where it has none."""
+    if number is None:
+        return "-"
+    text = f"{number.mean:,.{digits}f}" + ("" if number.interval is None else f" ± {number.interval:.3f}")
+    text = f"**{text}**" if number.bold else text
+    return f"{text} †" if number.grey else text
+
+
+def _band(x: Sequence[float] | np.ndarray[Any, Any], mean: Any, half: Any) -> Band:
+    """Return a curve without the points that are not known."""
+    arrays = [np.array([np.nan if one is None else one for one in part], dtype=np.float64) for part in (x, mean, half)]
+    known = np.isfinite(arrays[1])
+    return Band(arrays[0][known], arrays[1][known], np.nan_to_num(arrays[2][known]))
+
+
+def _title(panel: Panel, images: int | None) -> str:
+    where = f"{NAMES[panel.data]}, {MODELS[panel.model]}, {panel.classes} classes"
+    return where if images is None else f"{where} ({images:,} images)"

@@ -1,0 +1,49 @@
+"""The pages of results are what the committed results give, and show numbers when there are any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.reproduce.small import TINY
+from vitshap.reproduce import pages
+from vitshap.reproduce.profiles import PROFILES
+from vitshap.reproduce.runner import Runner
+from vitshap.reproduce.specifications import SPECIFICATIONS
+
+DOCS = Path(__file__).parents[2] / "docs" / "results"
+
+
+def test_committed_pages_are_made_from_the_committed_results() -> None:
+    made = pages.pages(DOCS)
+    for name, text in made.items():
+        assert (DOCS / name).read_text(encoding="utf-8") == text, f"run vitshap reproduce --pages docs/results: {name}"
+    pictures = {line.split("(")[1].rstrip(")") for line in made["figures.md"].splitlines() if line.startswith("![")}
+    assert all((DOCS / name).is_file() for name in pictures)
+    assert {path.name for path in (DOCS / pages.IMAGES).glob("*")} == {Path(name).name for name in pictures}
+    assert sum(path.stat().st_size for path in DOCS.rglob("*") if path.is_file()) < 5_000_000
+
+
+def test_pages_have_every_table_and_figure_and_say_what_was_not_run(tmp_path: Path) -> None:
+    made = pages.pages(tmp_path)
+    for one in SPECIFICATIONS.values():
+        page = made["tables.md" if one.id.startswith("table") else "figures.md"]
+        assert f": {one.title}\n" in page
+    assert "not run" in made["tables.md"]
+    assert "0.981 ± 0.002" in made["index.md"], "the paper's numbers are there in any case"
+    assert "reproduced here" not in made["tables.md"]
+
+
+def test_numbers_of_finished_steps_appear(finished: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROFILES, pages.PUBLISHED, TINY)
+    pages.collect(finished.store.out, tmp_path, PROFILES["small"])
+    stored = tmp_path / pages.DATA / TINY.name
+    stored.rename(tmp_path / pages.DATA / pages.PUBLISHED)
+    assert not list(tmp_path.rglob("*.safetensors"))
+    made = pages.pages(tmp_path)
+    mean = finished.store.find("digits", "evaluate-main").values["target"]["metrics"]["insertion"]["vitshap"]["mean"]
+    assert f"{mean:.3f}" in made["index.md"]
+    assert "not run" not in made["tables.md"]
+    assert "`vitshap reproduce --step digits/removal --profile smoke`" in made["figures.md"]
+    assert "| complete |" in made["index.md"]

@@ -1,0 +1,168 @@
+"""One run of all steps: every table and figure is filled, from its own results, and a second run does nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tests.reproduce.small import TINY
+from vitshap.cli import app
+from vitshap.files import write_text
+from vitshap.reproduce import command
+from vitshap.reproduce.context import Sources
+from vitshap.reproduce.profiles import PROFILES
+from vitshap.reproduce.runner import FILES, LARGEST, Runner, Task, named_tasks, tasks_of
+from vitshap.reproduce.shapley import crossing
+from vitshap.reproduce.specifications import SPECIFICATIONS
+from vitshap.reproduce.store import SHARD, Store, rounded
+from vitshap.reproduce.views import Viewer
+
+run = CliRunner().invoke
+
+
+@pytest.mark.parametrize("name", SPECIFICATIONS)
+def test_every_table_and_figure_is_filled(finished: Runner, name: str) -> None:
+    view = Viewer(TINY, finished.store).view(SPECIFICATIONS[name])
+    assert view.filled > 0
+    assert view.not_run == 0
+    assert view.sources, "every number says where it comes from"
+    assert all("smoke" in about and "seed 0" in about for about in view.sources.values())
+    assert view.tables or view.charts or view.pictures
+    assert not any("not run" in table.to_markdown() for table in view.tables)
+    assert all(path.stat().st_size > 1000 for path in view.pictures)
+
+
+def test_a_view_shows_the_numbers_of_its_step_and_of_the_paper(finished: Runner) -> None:
+    view = Viewer(TINY, finished.store).view(SPECIFICATIONS["table-1"])
+    measured = finished.store.find("digits", "evaluate-main").values["target"]["metrics"]
+    row = next(row for row in view.tables[0].rows if row["method"].value == "LRP")
+    assert f"{measured['deletion']['lrp']['mean']:.3f}" in row["deletion"].value
+    assert row["deletion paper"].value == "0.779 ± 0.014"
+    assert f"{measured['faithfulness formula']['lrp']['mean']:.3f}" in row["faithfulness formula"].value
+
+
+def test_charts_are_drawn(finished: Runner, tmp_path: Path) -> None:
+    view = Viewer(TINY, finished.store).view(SPECIFICATIONS["figure-12"])
+    command.write_view(view, tmp_path / "report")
+    drawn = sorted(path.name for path in (tmp_path / "report").iterdir())
+    assert drawn == ["figure-12-errors-non-target.png", "figure-12-errors-target.png", "figure-12.md"]
+
+
+def test_a_step_leaves_little(finished: Runner) -> None:
+    for path in finished.store.out.glob("*/*/result.json"):
+        left = list(path.parent.iterdir())
+        assert len(left) <= FILES, path
+        assert sum(one.stat().st_size for one in left) <= LARGEST
+        assert all(one.stat().st_size <= SHARD for one in left)
+        assert json.loads(path.read_text())["command"].startswith("vitshap reproduce --step digits/")
+    work = finished.store.out / "work"
+    assert not [path for path in work.rglob("*") if path.is_file()], "intermediate files are removed"
+
+
+def test_a_second_run_does_nothing(finished: Runner) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.store.out.rglob("*") if path.is_file()}
+    again = Runner(TINY, finished.store.out, Sources({}), torch.device("cpu"))
+    tasks = tasks_of(TINY, SPECIFICATIONS.values())
+    assert again.seconds(tasks) == {}
+    again.run(tasks)
+    assert {path: path.stat().st_mtime_ns for path in finished.store.out.rglob("*") if path.is_file()} == before
+
+
+def test_results_of_other_settings_are_not_overwritten(finished: Runner) -> None:
+    other = replace(TINY, scale=replace(TINY.scale, removal_step=98))
+    runner = Runner(other, finished.store.out, Sources({}), torch.device("cpu"))
+    with pytest.raises(ValueError, match="removal was made with other settings"):
+        runner.run(named_tasks(other, ["digits/removal"]))
+    assert runner.run(named_tasks(other, ["digits/timing"])), "which does not depend on it"
+
+
+def test_steps_need_those_before_them(tmp_path: Path) -> None:
+    runner = Runner(TINY, tmp_path, Sources({}), torch.device("cpu"))
+    with pytest.raises(ValueError, match="digits/train-surrogate needs digits/train-classifier first"):
+        runner.run(named_tasks(TINY, ["digits/train-surrogate"]))
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_are_those_that_later_steps_use(finished: Runner) -> None:
+    """A network read twice is the same, in float16, and the truth belongs to it."""
+    context = finished.context(TINY.setting("imagenette", "vit-base"))
+    state = context.trained("train-classifier").net.state_dict()
+    assert all(torch.equal(one, one.half().float()) for one in state.values() if one.is_floating_point())
+    assert context.surrogate.classifier_fingerprint == context.classifier.fingerprint()
+    accuracy = finished.store.find("digits", "train-classifier").values["test_accuracy"]
+    assert accuracy > 0.2, "two layers and some epochs: better than chance"
+
+
+def test_an_interrupted_training_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training that ends in the middle leaves its checkpoint, and the same command continues from it."""
+    from vitshap.training import loop
+
+    setting = TINY.setting("imagenette", "vit-base")
+    short = ("classifier.loop.epochs=6", "classifier.loop.save_every=10")
+    scale = replace(TINY.scale, training=(*TINY.scale.training, *short))
+    profile = replace(TINY, scale=scale)
+    whole, halved = (Runner(profile, tmp_path / name, Sources({}), torch.device("cpu")) for name in ("whole", "halved"))
+    expected = whole.run_one(Task(setting, "train-classifier"))
+    steps, take = [0], loop._Run.take_step
+
+    def stop(self: loop._Run, *arguments: object) -> object:
+        steps[0] += 1
+        if steps[0] == 25:
+            raise KeyboardInterrupt
+        return take(self, *arguments)
+
+    monkeypatch.setattr(loop._Run, "take_step", stop)
+    with pytest.raises(KeyboardInterrupt):
+        halved.run_one(Task(setting, "train-classifier"))
+    assert halved.store.find("digits", "train-classifier") is None
+    found = halved.run_one(Task(setting, "train-classifier"))
+    assert steps[0] <= 25 + 6 * 8 - 20, "it did not start again"
+    for name, tensor in expected.weights().items():
+        assert torch.equal(tensor, found.weights()[name])
+
+
+def test_damaged_results_are_reported(tmp_path: Path) -> None:
+    path = tmp_path / "digits" / "truth" / "result.json"
+    write_text(path, "[1]")
+    with pytest.raises(ValueError, match="is damaged"):
+        Store(tmp_path).find("digits", "truth")
+
+
+def test_numbers_are_stored_short_and_finite() -> None:
+    assert rounded({"a": [0.12345678, math.nan], "b": torch.tensor([1.5])}) == {"a": [0.123457, None], "b": [1.5]}
+
+
+def test_crossings_are_interpolated() -> None:
+    evaluations, curve = [100.0, 1000.0, 10000.0], [4.0, 2.0, 1.0]
+    assert crossing(evaluations, curve, 3.0, falls=True) == pytest.approx(100 * 10**0.5)
+    assert crossing(evaluations, curve, 5.0, falls=True) == 100
+    assert crossing(evaluations, curve, 0.5, falls=True) is None
+    assert crossing(evaluations, [0.1, 0.5, 0.9], 0.9, falls=False) == 10000
+
+
+def test_the_command_estimates_runs_and_reports(finished: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROFILES, "smoke", TINY)
+    out = ["--profile", "smoke", "--out", str(finished.store.out)]
+    shown = run(app, ["reproduce", "table-12", *out, "--device", "cpu"])
+    assert shown.exit_code == 0, shown.output
+    assert "all finished before" in shown.output
+    assert "KernelSHAP" in shown.output
+    assert (finished.store.out / "report" / "table-12.md").is_file()
+    planned = run(app, ["reproduce", "--step", "digits/procedure", "--step", "convergence", *out, "--dry-run"])
+    assert "2 of 2 steps to run" in planned.output
+    lacking = run(app, ["reproduce", "table-1", "--profile", "small", "--out", str(finished.store.out / "none")])
+    assert lacking.exit_code == 2
+    assert "--data chest=PATH" in lacking.output or "--data imagenette=PATH" in lacking.output
+
+
+@pytest.mark.long
+def test_further_experiments(finished: Runner) -> None:
+    results = finished.run(named_tasks(TINY, ["digits/procedure", "digits/convergence"]))
+    assert [row["variant"] for row in results[0].values["rows"]] == ["paper", "stored values", "all together"]
+    assert {row["estimator"] for row in results[1].values["budgets"]} >= {"kernelshap", "permutation"}
