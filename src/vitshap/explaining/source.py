@@ -195,7 +195,8 @@ def source_of(model: MaskedModel, method: MethodLike | str | None, name: str) ->
     if method is None or isinstance(method, str):
         if method == EXPLAINER:
             raise ValueError("the method explainer needs an Explainer, or the name or folder of a bundle")
-        method, prior = _method(method or DEFAULT_METHOD, model, None, None), _prior(method or DEFAULT_METHOD)
+        prior = _prior(method or DEFAULT_METHOD)
+        method = _method(method or DEFAULT_METHOD, model, None, None)
     threshold = _threshold(method.quality or {}, model) if isinstance(method, Explainer) else None
     return Source(model, method, name, warnings=_about(method.name), confidence_threshold=threshold, prior=prior)
 
