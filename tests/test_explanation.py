@@ -196,7 +196,8 @@ def test_repr_is_one_line_without_numbers():
 def test_a_table_has_a_line_for_every_value():
     explanation = make(stderr=torch.rand(2, 6, 3))
     table = explanation.to_dataframe()
-    columns = ["image", "class", "class_name", "player", "row", "column", "value", "stderr", "prediction"]
+    columns = ["image", "class", "class_name", "player", "row", "column", "value", "stderr", "lower", "upper"]
+    columns.append("prediction")
     assert list(table.columns) == columns
     assert len(table) == 2 * 6 * 3
     line = table[(table["image"] == 1) & (table["class"] == 2) & (table["row"] == 1) & (table["column"] == 0)]
@@ -204,8 +205,22 @@ def test_a_table_has_a_line_for_every_value():
     assert line["class_name"].tolist() == ["crane"]
     assert line["value"].tolist() == [float(explanation.values[1, 3, 2])]
     assert line["stderr"].tolist() == [float(explanation.stderr[1, 3, 2])]
+    low, high = explanation.interval(0.95)
+    assert line[["lower", "upper"]].to_numpy().tolist() == [[float(low[1, 3, 2]), float(high[1, 3, 2])]]
     assert line["prediction"].tolist() == [float(explanation.prediction[1, 2])]
     assert table["row"].dtype == table["column"].dtype == int
+
+
+def test_intervals_have_the_level_that_is_asked_for():
+    explanation = make(stderr=torch.ones(2, 6, 3))
+    for level, z in ((0.95, 1.959964), (0.6826895, 1.0)):
+        low, high = explanation.interval(level)
+        torch.testing.assert_close(high - explanation.values, torch.full((2, 6, 3), z))
+        torch.testing.assert_close(explanation.values - low, torch.full((2, 6, 3), z))
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        explanation.interval(95)
+    with pytest.raises(ValueError, match="no standard errors"):
+        make().interval()
 
 
 def test_a_table_leaves_out_absent_players():

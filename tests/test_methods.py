@@ -310,7 +310,12 @@ def test_an_explainer_is_a_method_like_any_other(tmp_path):
 def test_sampling_methods_are_marked_and_take_a_budget():
     model = small_net()
     made = {name: method(name, model) for name in FOR_MODELS}
-    assert {name for name, one in made.items() if one.samples} == {"kernelshap", "kernelshap-original", "permutation"}
+    assert {name for name, one in made.items() if one.samples} == {
+        "kernelshap",
+        "kernelshap-original",
+        "refine",
+        "permutation",
+    }
     for one in made.values():
         assert one.samples == isinstance(one, SamplingMethod)
     seen = []

@@ -75,6 +75,24 @@ def test_error_is_a_fraction_of_that_of_pairs(repeated: tuple[Tensor, Tensor, Te
     assert (pairs - truth).square().mean() > 1.4 * (values - truth).square().mean()
 
 
+def test_a_thin_pilot_helps_from_a_few_hundred_evaluations_on() -> None:
+    game, truth = certain_early()
+    error = {}
+    for sampling in ("balanced", "adaptive"):
+        runs = [kernelshap(game, budget=256, seed=seed, sampling=sampling) for seed in range(10)]
+        error[sampling] = sum(float((run.values - truth).square().mean()) for run in runs)
+    assert error["adaptive"] < 0.85 * error["balanced"]
+    told = sum(float(run.stderr.square().mean()) for run in runs if run.stderr is not None)
+    assert 0.7 < told / error["adaptive"] < 1.4
+
+
+def test_a_thin_pilot_has_units_of_every_size() -> None:
+    state = AdaptiveState(certain_early()[0], True, "auto", "adaptive", 4096, 0)
+    assert state.advance(200) <= 200
+    assert state.switched
+    assert int(state._counts_now.min()) >= 1
+
+
 def test_bias_is_a_small_part_of_the_error(repeated: tuple[Tensor, Tensor, Tensor]) -> None:
     values, _, truth = repeated
     bias = (values.mean(0) - truth).square() - values.var(0) / len(values)  # what chance leaves of a mean is taken off

@@ -94,6 +94,53 @@ def test_reliability_stands_beside_every_sampled_map(home: Path, bundle: Path) -
     assert re.findall(r"estimated reliability ([\d.]+(?: \(mostly noise\))?)", report) == expected
 
 
+def test_an_accuracy_corrects_the_explainer_until_it_is_reached(home: Path, bundle: Path) -> None:
+    options = [
+        "photos",
+        "--bundle",
+        bundle,
+        "--accuracy",
+        "0.9",
+        "--budget",
+        "4000",
+        "--no-heatmaps",
+        "--target",
+        "predicted",
+    ]
+    result = _run(*options, "--json", "a.jsonl")
+    assert result.exit_code == 0, result.output
+    assert "method refine, prior: the explainer's values" in result.stdout
+    assert "until the estimated correlation with the exact values is 0.9, up to 4,000 evaluations" in result.stdout
+    assert "the requested accuracy was reached" in result.stdout
+    for line in (home / "a.jsonl").read_text().splitlines():
+        one = json.loads(line)
+        assert one["method"] == "refine"
+        assert one["accuracy"] == 0.9
+        assert one["converged"]
+        assert one["evaluations"] < 4000
+
+
+def test_an_accuracy_out_of_reach_is_said(home: Path, bundle: Path) -> None:
+    result = _run("photos/0.png", "--bundle", bundle, "--accuracy", "0.99999", "--budget", "40", "--no-heatmaps")
+    assert result.exit_code == 0, result.output
+    assert "NOT as accurate as requested" in result.stdout
+    too_few = _run("photos/0.png", "--bundle", bundle, "--method", "refine", "--budget", "6", "--no-heatmaps")
+    assert "evaluations: the values are the prior's" in too_few.stdout
+    for value, message in (
+        ("1.5", "between 0 and 1"),
+        ("0.9 --method explainer", "--accuracy belongs to other methods"),
+    ):
+        wrong = _run("photos/0.png", "--bundle", bundle, "--accuracy", *value.split())
+        assert wrong.exit_code == 2
+        assert message in wrong.output.replace("\n", " ")
+
+
+def test_a_model_without_an_explainer_is_refined_by_default() -> None:
+    model = made.model()
+    source = Source(model, method("refine", model, budget=64), "a model", prior="patches with similar tokens")
+    assert next(terminal.source_lines(source)) == "a model; method refine, prior: patches with similar tokens"
+
+
 def test_a_map_that_is_mostly_noise_is_called_so(home: Path) -> None:
     model = made.model()
     source = Source(model, method("permutation", model, budget=100), "a model")

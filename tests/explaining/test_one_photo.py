@@ -52,13 +52,13 @@ def test_a_stored_explainer_and_photos_of_every_kind(
 def test_any_network_is_wrapped_and_the_choice_is_said(photo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrapped = made.model()
     found = vitshap.explain(wrapped, photo, budget=200, target="bee")
-    expected = vitshap.method("kernelshap", wrapped, budget=200)(photo, target="bee")
+    expected = vitshap.method("refine", wrapped, budget=200)(photo, target="bee")
     torch.testing.assert_close(found.values, expected.values)
     said = capsys.readouterr().err
-    assert "method kernelshap, budget=200 evaluations (as requested), less than a second" in said
+    assert "method refine, budget=200 evaluations (as requested), less than a second" in said
     net = nets.build("timm ViT")
     found = vitshap.explain(net, photo, budget=100, target=1)
-    assert found.method == "kernelshap"
+    assert found.method == "refine"
     assert "not fine-tuned with withheld patches" in capsys.readouterr().err
     quiet = vitshap.explain(wrapped, photo, method="leave-one-out", quiet=True)
     assert quiet.method == "leave-one-out"

@@ -24,6 +24,7 @@ from vitshap.data import Splits, load_digits
 from vitshap.estimators.exact import exact
 from vitshap.estimators.kernel import kernelshap, kernelshap_original
 from vitshap.estimators.permutation import permutation
+from vitshap.estimators.refine import refine
 from vitshap.experiments.tables import Column, Table
 from vitshap.game import Game
 from vitshap.models import MaskedModel, wrap
@@ -49,6 +50,7 @@ EPOCHS, BATCH, RATE = 40, 128, 3e-3
 
 OURS: dict[str, Contender] = {
     "kernelshap": lambda game, budget, seed: kernelshap(game, budget=budget, seed=seed).values[0, :, 0],
+    "refine": lambda game, budget, seed: refine(game, budget=budget, seed=seed).values[0, :, 0],
     "kernelshap-original": lambda game, budget, seed: kernelshap_original(game, budget=budget, seed=seed).values[
         0, :, 0
     ],

@@ -39,6 +39,47 @@ def bench_estimators(
     write_tables(out, *summaries, *runs)
 
 
+@subcommand("calibrate")
+def bench_calibrate(
+    bundle: Bundle,
+    data: Data,
+    truth: Annotated[Path, typer.Option(help="Folder for the reference values, or with those of an earlier run.")],
+    layout: Layout = "auto",
+    split: Split = "own",
+    cache: Cache = None,
+    images: Annotated[int, typer.Option(min=20, help="Validation images whose reference values are computed.")] = 200,
+    budget: Annotated[int, typer.Option(min=100, help="Evaluations per image.")] = 65_536,
+    record: Annotated[bool, typer.Option(help="Write the calibration into the bundle's configuration.")] = False,
+    device: Device = "auto",
+    out: Out = None,
+) -> None:
+    """Learn the standard errors of an explainer's values from validation images with converged Shapley values."""
+    from vitshap.experiments import quality, refinement
+    from vitshap.explainers import Explainer
+    from vitshap.explainers import bundle as bundles
+    from vitshap.explainers.calibration import calibrate
+    from vitshap.training.values.store import Evaluator
+
+    if record:
+        bundles.local_folder(bundle)
+    explainer = Explainer.from_pretrained(bundle, device=resolve_device(device))
+    val = quality.open_data(explainer.surrogate, data, layout=layout, split=split, cache=cache).val
+    progress = ProgressLines()
+    progress.start(f"reference values in {truth}, {budget:,} evaluations per image, images", images)
+    known = quality.reference_set(
+        truth, Evaluator(explainer.surrogate), val, count=images, budget=budget, progress=progress.update
+    )
+    half = len(known.labels) // 2  # half of the images judge what is learned from the others; all make the calibration
+    explainer.calibration = calibrate(explainer, known.pixels[:half], known.truth[:half])
+    judged = refinement.error_curves(
+        explainer, known.pixels[half:], known.truth[half:], budgets=(), methods=("explainer",)
+    )
+    judged.title = f"{bundle}, calibrated on {half} and judged on {len(known.labels) - half} validation images"
+    show(out, judged)
+    if record:
+        bundles.record_calibration(bundle, calibrate(explainer, known.pixels, known.truth))
+
+
 @subcommand("unknown")
 def bench_unknown(
     bundle: Bundle,

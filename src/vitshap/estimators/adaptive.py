@@ -19,16 +19,19 @@ from vitshap.coalitions import Coalitions, harmonic_number
 from vitshap.estimators.controls import centre, position
 from vitshap.estimators.estimate import endpoints
 from vitshap.estimators.regression import Fit, Sample
-from vitshap.estimators.size_effect import MOST_COLUMNS, Moments, Sampling, SizeEffectState, regress
+from vitshap.estimators.size_effect import Moments, Sampling, SizeEffectState, regress
 from vitshap.estimators.strata import ENUMERABLE, Strata, allocate
 from vitshap.game import Game
 
 BANDWIDTH = 0.25
 """Error variances are smoothed over sizes, on the axis log(k / (d - k))."""
-PILOT = 1 / 8
-"""Share of the evaluations used for the pilot."""
-GAIN = 1.2
-"""The expected variance must fall by this factor; otherwise all evaluations are ordinary pairs."""
+PILOT = 1 / 4
+"""Share of the evaluations used for the pilot, while that is at most ``first_check``; half of it beyond."""
+FEWEST = 48
+"""Pairs of the smallest pilot; it also has one of every size."""
+GAIN, THIN_GAIN = 1.2, 1.3
+"""The expected variance must fall by this factor; otherwise all evaluations are ordinary pairs. The second applies to a
+pilot below ``first_check``, whose estimate of it is less exact."""
 HORIZON = 4
 """With partial estimates, the expected variance is computed for this multiple of the evaluations so far."""
 KEPT = 0.1
@@ -89,15 +92,20 @@ class AdaptiveState(SizeEffectState):
     def advance(self, evaluations: int) -> int:
         """Evaluate up to ``evaluations`` in total: pairs for the pilot, then by the adaptive allocation."""
         if self._counts is None:
-            # Few pairs are regressed on triples, which unpaired coalitions do not support.
-            if not self._possible or evaluations < 2 * max(self.first_check, MOST_COLUMNS + 2):
+            pilot = self._pilot(evaluations)
+            if not self._possible or evaluations < 2 * pilot:
                 return super().advance(evaluations)
             used = 2 + 2 * int(self._drawer.drawn.sum())
-            super().advance(max(self.first_check, int(PILOT * evaluations), used))
+            self._draw((max(pilot, used) - 2) // 2, fewest=1)
             if not self._switch(max(evaluations, HORIZON * used)):
                 return super().advance(evaluations)
         self._allocate(evaluations - 2)
         return 2 + int(self._counts_now.sum((1, 2)).max())
+
+    def _pilot(self, evaluations: int) -> int:
+        """Return the evaluations of the pilot if there are ``evaluations`` in total."""
+        smallest = 2 + 2 * max(FEWEST, len(self._design.population))
+        return max(smallest, min(int(PILOT * evaluations), self.first_check), int(PILOT / 2 * evaluations))
 
     @property
     def switched(self) -> bool:
@@ -133,7 +141,8 @@ class AdaptiveState(SizeEffectState):
             ours = self._split(b, errors, evaluations - 2, torch.Generator().manual_seed(0))
             before += float((self._weight * paired[b] / usual).sum().log())
             after += float((self._weight * errors.variance(ours)).sum().log())
-        if before - after > log(GAIN) * self._game.batch_size:
+        asked = GAIN if 2 + 2 * len(sample.groups) >= self.first_check else THIN_GAIN
+        if before - after > log(asked) * self._game.batch_size:
             self._parts.clear()
             self._both.clear()
             return True

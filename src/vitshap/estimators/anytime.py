@@ -6,13 +6,24 @@ stopping rule, history and callbacks are implemented here.
 
 from __future__ import annotations
 
-from math import isfinite
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite
+from statistics import NormalDist
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
-from vitshap.estimators.estimate import Checkpoint, Estimate, ProgressCallback, endpoints, error_ratios, without_absent
+from vitshap.estimators.estimate import (
+    Checkpoint,
+    Estimate,
+    ProgressCallback,
+    endpoints,
+    error_ratios,
+    error_share,
+    without_absent,
+)
 from vitshap.game import Game
 
 GROWTH = 1.3
@@ -21,6 +32,8 @@ CAUTION = 0.7
 """Without a callback, the next check comes at this share of the evaluations forecast to reach the threshold ..."""
 FARTHEST = 2.0
 """... but at most at this multiple of the present ones, because a regression often beats the forecast."""
+CONFIDENCE = NormalDist().inv_cdf(0.9)
+"""An accuracy is reached once nine of ten inputs with the same estimated error have it."""
 
 
 class State(Protocol):
@@ -31,6 +44,12 @@ class State(Protocol):
     """Fewest evaluations (endpoints included) that give an estimate."""
     first_check: int
     """Evaluations before the first partial estimate; earlier ones are too inaccurate."""
+    posterior: bool
+    """Whether the values are a posterior mean, see ``Estimate.posterior``."""
+    known_before: bool
+    """Whether there is an estimate with standard errors before any evaluation but of the endpoints."""
+    error_spread: Tensor | None
+    """Standard deviation of the logarithm of the mean squared error ``[B, K]``, as far as its size is not known."""
 
     def advance(self, evaluations: int) -> int:
         """Evaluate up to ``evaluations`` in total, endpoints included; return how many were used, never more."""
@@ -39,48 +58,157 @@ class State(Protocol):
         """Return the present values and standard errors, float64 ``[B, d, K]`` each."""
 
 
+@dataclass(frozen=True)
+class Stop:
+    """When to stop before the budget is used."""
+
+    threshold: float | None = None
+    """Largest ratio of standard error to the values' range."""
+    accuracy: float | None = None
+    """Correlation with the exact values that nine of ten inputs are expected to have."""
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for numbers that cannot be reached."""
+        if self.threshold is not None and not self.threshold > 0:
+            raise ValueError(f"threshold is a positive ratio of standard error to range, got {self.threshold}")
+        if self.accuracy is not None and not 0 < self.accuracy < 1:
+            raise ValueError(f"accuracy is a correlation with the exact values between 0 and 1, got {self.accuracy}")
+        if self.threshold is not None and self.accuracy is not None:
+            raise ValueError("give a threshold or an accuracy, not both")
+
+    @property
+    def early(self) -> bool:
+        """Whether there is a rule."""
+        return self.threshold is not None or self.accuracy is not None
+
+
+class Run:
+    """One estimation, step by step: each step evaluates up to the next check and makes a new estimate."""
+
+    def __init__(
+        self,
+        state: State,
+        game: Game,
+        *,
+        budget: int,
+        stop: Stop,
+        target: Tensor | None = None,
+        progress: ProgressCallback | None = None,
+        stepwise: bool = False,
+    ) -> None:
+        """Evaluate nothing yet. Without ``stepwise``, a rule to stop or ``progress``, there is one step."""
+        require_budget(budget, state.smallest, state.method)
+        self._state, self._game, self._stop, self._progress = state, game, stop, progress
+        self._ends = endpoints(game)
+        self._checked = _targets(game, self._ends[1], target)  # [B, T]
+        likely = self._ends[1].gather(1, self._checked).argmax(1, keepdim=True)
+        self._likely = self._checked.gather(1, likely)  # [B, 1]
+        self._history: list[Checkpoint] = []
+        self.budget = budget
+        self.estimate: Estimate | None = None
+        steps = stepwise or stop.early or progress is not None
+        first = 2 if state.known_before else max(state.first_check, 128)
+        self.goal = _rounded(first, budget) if steps else budget
+        self.done = False
+
+    def step(self) -> Estimate:
+        """Evaluate up to the next check; return the estimate."""
+        used = self._state.advance(self.goal)
+        values, stderr = without_absent(self._game, *self._state.estimate())
+        ratios = error_ratios(values, stderr)  # [B, K]
+        worst = ratios.gather(1, self._checked).amax(1)  # [B]
+        reached = worst < (self._stop.threshold or torch.finfo(ratios.dtype).tiny)
+        estimate = Estimate(
+            values, stderr, *self._ends, used, self._state.method, reached, posterior=self._state.posterior
+        )
+        share = error_share(estimate, self._game.player_mask).gather(1, self._checked).amax(1)  # [B]
+        if self._stop.accuracy is not None:
+            share = self._cautious(error_share(estimate, self._game.player_mask)).gather(1, self._checked).amax(1)
+            estimate = replace(estimate, converged=share <= 1 - self._stop.accuracy**2)
+        last = Checkpoint(used, float(worst.max()), float(ratios.gather(1, self._likely).max()), float(share.max()))
+        self._history.append(last)
+        self.estimate = replace(estimate, history=tuple(self._history))
+        if self._progress is not None:
+            self._progress(self.estimate)
+        self.done = self.goal >= self.budget or bool(estimate.converged.all())
+        self.goal = self._next()
+        return self.estimate
+
+    def _cautious(self, share: Tensor) -> Tensor:
+        """Return the error's share ``[B, K]`` that nine of ten inputs with this expected share stay below.
+
+        The squared error of d - 1 free values has a relative variance of 2 / (d - 1), beside that of its expected size.
+        """
+        variance = torch.full_like(share, 2 / max(self._game.num_players - 1, 1))
+        if self._state.error_spread is not None:
+            variance = variance + self._state.error_spread.square()
+        odds = share / (1 - share) * (CONFIDENCE * variance.sqrt()).exp()
+        return torch.where(share < 1, odds / (1 + odds), 1.0)
+
+    @property
+    def gain(self) -> float:
+        """Expected fall of the error's share of the variance of the next step per evaluation; infinity at first."""
+        last = self._history[-1] if self._history else None
+        if last is None:
+            return inf
+        # error e / n at n evaluations: the fall e / n - e / m for m - n more, divided by m - n
+        return last.error_share / max(self.goal, last.evaluations + 1)
+
+    def _next(self) -> int:
+        """Return the evaluations at the next check: larger by ``GROWTH``, or by more if there is a rule and it is far."""
+        last = self._history[-1]
+        following = max(GROWTH * self.goal, self._state.first_check)
+        if self._progress is None and self._stop.early:
+            # The error falls as one over the square root of the evaluations.
+            forecast = CAUTION * last.evaluations * self._excess(last)
+            if isfinite(forecast):
+                following = max(following, min(forecast, FARTHEST * self.goal))
+        return _rounded(following, self.budget)
+
+    def _excess(self, last: Checkpoint) -> float:
+        """Return the factor of evaluations that is missing."""
+        if self._stop.threshold is not None:
+            return (last.worst_ratio / self._stop.threshold) ** 2
+        allowed = 1 - cast(float, self._stop.accuracy) ** 2
+        return last.error_share / (1 - last.error_share) * (1 - allowed) / allowed if last.error_share < 1 else inf
+
+
 def run(
     state: State,
     game: Game,
     *,
     budget: int,
-    threshold: float | None,
-    target: Tensor | None,
-    progress: ProgressCallback | None,
+    threshold: float | None = None,
+    accuracy: float | None = None,
+    target: Tensor | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Estimate:
-    """Advance ``state`` until the budget is used or every class (of ``target``, if given) is below ``threshold``."""
-    require_budget(budget, state.smallest, state.method)
-    if threshold is not None and not threshold > 0:
-        raise ValueError(f"threshold is a positive ratio of standard error to range, got {threshold}")
-    base, full = endpoints(game)
-    checked = _targets(game, full, target)  # [B, T]
-    likely = checked.gather(1, full.gather(1, checked).argmax(1, keepdim=True))  # [B, 1]
-    checks = threshold is not None or progress is not None
-    history: list[Checkpoint] = []
-    goal = _rounded(max(state.first_check, 128), budget) if checks else budget
+    """Advance ``state`` until the budget is used, or every class (of ``target``, if given) is accurate enough."""
+    one = Run(state, game, budget=budget, stop=Stop(threshold, accuracy), target=target, progress=progress)
     while True:
-        used = state.advance(goal)
-        values, stderr = without_absent(game, *state.estimate())
-        ratios = error_ratios(values, stderr)  # [B, K]
-        worst = ratios.gather(1, checked).amax(1)  # [B]
-        below = worst < (threshold if threshold is not None else torch.finfo(ratios.dtype).tiny)
-        history.append(Checkpoint(used, float(worst.max()), float(ratios.gather(1, likely).max())))
-        estimate = Estimate(values, stderr, base, full, used, state.method, below, tuple(history))
-        if progress is not None:
-            progress(estimate)
-        if goal == budget or bool(below.all()):
+        estimate = one.step()
+        if one.done:
             return estimate
-        goal = _next_check(goal, budget, history[-1], None if progress is not None else threshold)
 
 
-def _next_check(goal: int, budget: int, last: Checkpoint, threshold: float | None) -> int:
-    """Return the evaluations at the next check: larger by ``GROWTH``, or by more if ``threshold`` is far away."""
-    following = GROWTH * goal
-    if threshold is not None and isfinite(last.worst_ratio):
-        # The ratio falls as one over the square root of the evaluations.
-        forecast = CAUTION * last.evaluations * (last.worst_ratio / threshold) ** 2
-        following = max(following, min(forecast, FARTHEST * goal))
-    return _rounded(following, budget)
+def run_together(runs: Sequence[Run], total: int) -> None:
+    """Spend ``total`` evaluations on runs of one input each, always where the next step is expected to help most.
+
+    Every run gets its first step if the total suffices for all of these; its last estimate stays in ``estimate``.
+    """
+    spent = 0
+
+    def used(one: Run) -> int:
+        return 0 if one.estimate is None else one.estimate.evaluations
+
+    while waiting := [one for one in runs if not one.done]:
+        best = max(waiting, key=lambda one: one.gain)
+        left = total - spent + used(best)
+        if best.goal > left:
+            best.goal = best.budget = left
+        spent -= used(best)
+        best.step()
+        spent += used(best)
 
 
 def _rounded(goal: float, budget: int) -> int:

@@ -36,6 +36,8 @@ class Checkpoint:
     evaluations: int
     worst_ratio: float
     target_ratio: float
+    error_share: float = 1.0
+    """Estimated share of the error in the variance between players, of the worst input and class; 1 if not known."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +58,9 @@ class Estimate:
     converged: Tensor
     """Whether the threshold was reached, bool ``[B]``; without a threshold, whether the values are exact."""
     history: tuple[Checkpoint, ...] = ()
+    posterior: bool = False
+    """Whether the values are the mean of a posterior, and ``stderr`` its standard deviation: then the exact values vary
+    around them, whereas unbiased estimates vary around the exact values."""
 
     def ratios(self) -> Tensor:
         """Return the largest standard error divided by the range of the values (Covert and Lee, 2021), ``[B, K]``."""
@@ -126,6 +131,7 @@ def split_half(estimator: Estimator, game: Game, *, budget: int, seed: int = 0) 
         method=one.method,
         converged=one.converged & two.converged,
         history=(*one.history, *two.history),
+        posterior=one.posterior,
     )
     return mean, spearman_brown(correlation(one.values, two.values))
 
@@ -149,22 +155,37 @@ def spearman_brown(half: Tensor) -> Tensor:
 def reliability_from_errors(estimate: Estimate | Explanation) -> Tensor:
     """Estimate the reliability from standard errors, without a second half: 0 to 1, ``[B, K]`` or ``[B, T]``.
 
-    It is one minus the ratio of the errors' variance to the values' variance over players: below 0.5 there is more noise
-    than signal. Its square root approximates the correlation with converged values. Absent players are not counted.
+    It is the share of the variance between players that is not error: below 0.5 there is more noise than signal. Its
+    square root approximates the correlation with the exact values. Absent players are not counted.
     """
     if estimate.stderr is None:
         raise ValueError(
             f"this {estimate.method} estimate has no standard errors: only sampling gives them, with a larger budget"
         )
-    values, squares = estimate.values.double(), estimate.stderr.double().square()
-    mask = estimate.player_mask if isinstance(estimate, Explanation) else None
-    present = torch.ones_like(values[..., :1]) if mask is None else mask[..., None].to(values)  # [B, d, 1]
+    return 1 - error_share(estimate, estimate.player_mask if isinstance(estimate, Explanation) else None)
+
+
+def error_share(estimate: Estimate | Explanation, player_mask: Tensor | None = None) -> Tensor:
+    """Return the share of the error in the variance between players, 0 to 1, ``[B, K]``; 1 without standard errors.
+
+    An unbiased estimate has the variance of the exact values and of its error together; the mean of a posterior has the
+    former less the latter.
+    """
+    values = estimate.values.double()
+    if estimate.stderr is None:
+        return torch.ones_like(values[:, 0])
+    squares = estimate.stderr.double().square()
+    present = (
+        torch.ones_like(values[..., :1]) if player_mask is None else player_mask[..., None].to(values)
+    )  # [B, d, 1]
     count = present.sum(1)  # [B, 1]
     centred = (values - (values * present).sum(1, keepdim=True) / count[:, None]) * present
     variance = centred.square().sum(1) / (count - 1).clamp(min=1)
     error = (squares * present).sum(1) / count
+    if estimate.posterior:
+        variance = variance + error
     tiny = torch.finfo(variance.dtype).tiny
-    return torch.where(error > 0, (1 - error / variance.clamp(min=tiny)).clamp(min=0), 1.0)
+    return torch.where(error > 0, (error / variance.clamp(min=tiny)).clamp(max=1), 0.0)
 
 
 def forecast(checkpoint: Checkpoint, threshold: float) -> float:

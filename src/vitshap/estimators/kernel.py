@@ -39,6 +39,7 @@ def kernelshap(
     moments: Moments = "auto",
     sampling: Sampling = "adaptive",
     threshold: float | None = None,
+    accuracy: float | None = None,
     target: Tensor | None = None,
     batch: int = 4096,
     seed: int = 0,
@@ -48,26 +49,50 @@ def kernelshap(
 
     ``budget`` counts the empty and the full coalition. With ``threshold`` it stops as soon as the largest standard error
     is below that share of the values' range, for every class of every input, or only for the classes ``target`` (``[B]``
-    or ``[B, T]``). ``progress`` is called with every partial estimate.
+    or ``[B, T]``); with ``accuracy`` as soon as the estimated correlation of their values with the exact ones is that.
+    ``progress`` is called with every partial estimate.
     ``moments``: "exact" subtracts size curves only (unbiased at any budget), "sampled" also regresses on the players,
     "auto" chooses between them by leave-one-out error. ``sampling``: how evaluations are split over sizes; "adaptive"
-    learns it from the first eighth of them if that lowers the error, and is otherwise "balanced". ``batch`` coalitions are
+    learns it from the first quarter of them if that lowers the error, and is otherwise "balanced". ``batch`` coalitions are
     evaluated at a time.
     """
+    if game.num_players == 1:
+        return exact(game)
+    state = kernelshap_state(
+        game,
+        budget=budget,
+        paired=paired,
+        size_effect=size_effect,
+        moments=moments,
+        sampling=sampling,
+        batch=batch,
+        seed=seed,
+    )
+    return run(state, game, budget=budget, threshold=threshold, accuracy=accuracy, target=target, progress=progress)
+
+
+def kernelshap_state(
+    game: Game,
+    /,
+    *,
+    budget: int,
+    paired: bool = True,
+    size_effect: bool = True,
+    moments: Moments = "auto",
+    sampling: Sampling = "adaptive",
+    batch: int = 4096,
+    seed: int = 0,
+) -> State:
+    """Return the estimator of ``kernelshap`` before any evaluation; arguments as there."""
     check_choice("moments", moments, ("auto", "exact", "sampled"))
     check_choice("sampling", sampling, ("adaptive", "balanced", "shapley", "leverage"))
     require_batch(batch)
-    if game.num_players == 1:
-        return exact(game)
-    state: State
     if size_effect:
         adaptive = sampling == "adaptive" and paired and moments == "auto"
-        state = (AdaptiveState if adaptive else SizeEffectState)(game, paired, moments, sampling, batch, seed)
-    else:
-        # As published, the moment matrix is sampled; few evaluations do not determine it, so the exact one is used.
-        sampled = moments == "sampled" or (moments == "auto" and budget >= 20 * game.num_players)
-        state = PlainState(game, paired, sampled, sampling, batch, seed)
-    return run(state, game, budget=budget, threshold=threshold, target=target, progress=progress)
+        return (AdaptiveState if adaptive else SizeEffectState)(game, paired, moments, sampling, batch, seed)
+    # As published, the moment matrix is sampled; few evaluations do not determine it, so the exact one is used.
+    sampled = moments == "sampled" or (moments == "auto" and budget >= 20 * game.num_players)
+    return PlainState(game, paired, sampled, sampling, batch, seed)
 
 
 def kernelshap_original(
@@ -77,6 +102,7 @@ def kernelshap_original(
     budget: int,
     paired: bool = True,
     threshold: float | None = None,
+    accuracy: float | None = None,
     target: Tensor | None = None,
     batch: int = 4096,
     seed: int = 0,
@@ -91,9 +117,15 @@ def kernelshap_original(
     require_batch(batch)
     if game.num_players == 1:
         return exact(game)
+    state = original_state(game, paired=paired, batch=batch, seed=seed)
+    return run(state, game, budget=budget, threshold=threshold, accuracy=accuracy, target=target, progress=progress)
+
+
+def original_state(game: Game, /, *, paired: bool = True, batch: int = 4096, seed: int = 0) -> State:
+    """Return the estimator of ``kernelshap_original`` before any evaluation."""
     state = PlainState(game, paired, True, "shapley", batch, seed)
     state.method = "kernelshap-original"
-    return run(state, game, budget=budget, threshold=threshold, target=target, progress=progress)
+    return state
 
 
 def check_choice(name: str, given: str, choices: Sequence[str]) -> None:
@@ -104,6 +136,9 @@ def check_choice(name: str, given: str, choices: Sequence[str]) -> None:
 
 class PlainState:
     """Coalitions evaluated so far; implements ``State``."""
+
+    posterior, known_before = False, False
+    error_spread: Tensor | None = None
 
     def __init__(self, game: Game, paired: bool, sampled: bool, sampling: str, batch: int, seed: int) -> None:
         """Start without evaluations."""

@@ -22,6 +22,7 @@ def permutation(
     *,
     budget: int,
     threshold: float | None = None,
+    accuracy: float | None = None,
     target: Tensor | None = None,
     batch: int = 4096,
     seed: int = 0,
@@ -35,11 +36,14 @@ def permutation(
     if game.num_players == 1:
         return exact(game)
     state = PermutationState(game, batch, seed)
-    return run(state, game, budget=budget, threshold=threshold, target=target, progress=progress)
+    return run(state, game, budget=budget, threshold=threshold, accuracy=accuracy, target=target, progress=progress)
 
 
 class PermutationState:
     """Running sums over antithetic orders; implements ``State``."""
+
+    posterior, known_before = False, False
+    error_spread: Tensor | None = None
 
     def __init__(self, game: Game, batch: int, seed: int) -> None:
         """Start without evaluations."""

@@ -34,6 +34,9 @@ AMPLE = 20
 class SizeEffectState:
     """Units evaluated so far; implements ``State``."""
 
+    posterior, known_before = False, False
+    error_spread: Tensor | None = None
+
     def __init__(self, game: Game, paired: bool, moments: Moments, sampling: Sampling, batch: int, seed: int) -> None:
         """Start without evaluations."""
         self.method = "kernelshap"
@@ -53,12 +56,16 @@ class SizeEffectState:
 
     def advance(self, evaluations: int) -> int:
         """Evaluate new units up to ``evaluations`` in total."""
-        total = min((evaluations - 2) // self._per_unit, self._design.total)
-        counts, self._expected = allocate(self._design, self._wish, total, self._drawer.drawn, self._rounding)
-        if bool((counts > self._drawer.drawn).any()):
+        self._draw(min((evaluations - 2) // self._per_unit, self._design.total))
+        return 2 + self._per_unit * int(self._drawer.drawn.sum())
+
+    def _draw(self, total: int, fewest: int = 0) -> None:
+        """Draw and evaluate new units up to ``total``, at least ``fewest`` of every size."""
+        drawn = self._drawer.drawn
+        counts, self._expected = allocate(self._design, self._wish, total, drawn, self._rounding, fewest=fewest)
+        if bool((counts > drawn).any()):
             members, groups = self._drawer.up_to(counts)
             self._parts.append((members, groups, self._evaluate(members)))
-        return 2 + self._per_unit * int(self._drawer.drawn.sum())
 
     def _evaluate(self, members: Coalitions) -> Tensor:
         """Return v(s), or v(s) - v(1-s), ``[n, B K]`` in the game's own precision."""

@@ -62,14 +62,15 @@ def strata(d: int, *, paired: bool) -> Strata:
 
 
 def allocate(
-    design: Strata, wish: Tensor, total: int, already: Tensor, generator: torch.Generator
+    design: Strata, wish: Tensor, total: int, already: Tensor, generator: torch.Generator, *, fewest: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Split ``total`` units over the strata in proportion to ``wish`` (``[G]``): int64 ``[G]``, and their expectation.
 
-    No stratum gets more units than it contains or fewer than ``already``. Fractions are rounded randomly, without bias.
+    No stratum gets more units than it contains or fewer than ``already`` and ``fewest``. Fractions are rounded randomly,
+    without bias.
     """
     most = torch.tensor([min(size, total) for size in design.population], dtype=torch.float64)
-    least = torch.maximum(already.to(torch.float64), _floor(design, total, most))
+    least = torch.maximum(already.to(torch.float64), _floor(design, total, most, fewest))
     low, high = 0.0, float(total / wish.min())
     for _ in range(100):  # bisection for the scale at which the capped shares add up to the total
         scale = (low + high) / 2
@@ -81,10 +82,10 @@ def allocate(
     return torch.minimum(counts, most).to(torch.int64), expected
 
 
-def _floor(design: Strata, total: int, most: Tensor) -> Tensor:
-    # The error of a stratum can be measured with two units; smaller budgets have no minimum per stratum.
+def _floor(design: Strata, total: int, most: Tensor, fewest: int) -> Tensor:
+    # The error of a stratum can be measured with two units, if the budget is large enough.
     affordable = total >= 4 * len(design.population)
-    return torch.minimum(most, torch.full_like(most, 2.0)) if affordable else torch.zeros_like(most)
+    return torch.minimum(most, torch.full_like(most, max(2.0, fewest) if affordable else fewest))
 
 
 def _capped(share: Tensor, least: Tensor, most: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
@@ -58,6 +58,11 @@ class Truth:
     """float64 ``[N, K]``."""
     reliability: Tensor
     """Split-half reliability (Spearman-Brown) of every input and class, float64 ``[N, K]``."""
+
+    def __getitem__(self, inputs: slice) -> Truth:
+        """Return the reference values of some of the inputs."""
+        tensors = {f.name: getattr(self, f.name)[inputs] for f in fields(self) if f.name != "specification"}
+        return Truth(specification=self.specification, **tensors)
 
     @property
     def reliability_per_class(self) -> Tensor:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from vitshap._version import __version__
 from vitshap.errors import first_line
+from vitshap.explainers.calibration import Calibration
 from vitshap.explainers.card import write_card
 from vitshap.explainers.explainer import Explainer
 from vitshap.explainers.network import ExplainerConfig, probe
@@ -54,7 +55,7 @@ from vitshap.models.stored import (
     tuples,
 )
 
-__all__ = ["BundleError", "load", "load_classifier", "read", "record", "save", "shipped"]
+__all__ = ["BundleError", "load", "load_classifier", "read", "record", "record_calibration", "save", "shipped"]
 
 NULL_TOLERANCE = {False: 1e-3, True: 1e-2}
 """Largest change of v(0) between machines, by whether the weights have been rounded to 16 bits."""
@@ -105,6 +106,8 @@ def save(
         "half": half,
         "quality": explainer.quality if quality is None else quality,
     }
+    if explainer.calibration is not None:
+        config["calibration"] = explainer.calibration.to_json()
     _write(final, tensors, config)
     return final
 
@@ -129,6 +132,10 @@ def load(
         explainer = _explainer(folder, surrogate, config)
         explainer.classifier_as_stored = config["classifier"].get("as_stored")
         explainer.quality = config.get("quality")
+        if config.get("calibration") is not None:
+            explainer.calibration = Calibration.from_json(
+                config["calibration"], surrogate.num_players, surrogate.num_classes
+            )
     return explainer.to(device)
 
 
@@ -161,6 +168,12 @@ def record(folder: str | os.PathLike[str], measured: dict[str, Any], /) -> None:
     config["quality"] = {**(config.get("quality") or {}), **measured}
     for name, text in ((CONFIG, _as_json(config)), (CARD, write_card(config))):
         write_text(place / name, text)
+
+
+def record_calibration(folder: str | os.PathLike[str], calibration: Calibration, /) -> None:
+    """Store a calibration in a bundle's configuration; its weights and its card stay as they are."""
+    place = local_folder(folder)
+    write_text(place / CONFIG, _as_json({**read_config(place), "calibration": calibration.to_json()}))
 
 
 def _explainer(folder: Path, surrogate: MaskedModel, config: dict[str, Any]) -> Explainer:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from vitshap.methods import Target, resolve_target, take_classes
 from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating
 from vitshap.models.masked import check_finite
+
+if TYPE_CHECKING:
+    from vitshap.explainers.calibration import Calibration
 
 
 class Explainer(InputShaped, nn.Module):
@@ -35,6 +38,8 @@ class Explainer(InputShaped, nn.Module):
     """SHA-256 of the copy in a bundle, whose weights may be rounded."""
     quality: dict[str, Any] | None = None
     """Measured quality, as stored in the bundle."""
+    calibration: Calibration | None = None
+    """Where the standard errors of the values come from; see ``vitshap.explainers.calibration.calibrate``."""
 
     def __init__(
         self, surrogate: MaskedModel, config: ExplainerConfig | None = None, *, classifier: MaskedModel | None = None
@@ -132,7 +137,10 @@ class Explainer(InputShaped, nn.Module):
         return list(models.values())
 
     def forward(self, images: Any, /, target: Target = None) -> Explanation:
-        """Explain images (a tensor as the model takes it, PIL images or paths) for ``target``, or for all classes."""
+        """Explain images (a tensor as the model takes it, PIL images or paths) for ``target``, or for all classes.
+
+        The explanation has standard errors if the explainer is calibrated.
+        """
         surrogate = self.surrogate
         prepared = surrogate.prepare(images, finite=False)
         started = time.perf_counter()
@@ -144,8 +152,13 @@ class Explainer(InputShaped, nn.Module):
         full, base, targets = full.cpu(), base.cpu(), targets.cpu()
         if not bool(torch.isfinite(full).all()):  # checked here, when the GPU has finished
             check_finite(prepared.pixels)
+        stderr = None
+        if self.calibration is not None:
+            stderr = self.calibration.stderr(values, targets, full, surrogate.unit == "probability")
         return Explanation(
             values=values,
+            stderr=stderr,
+            posterior=stderr is not None,
             classes=targets,
             additive=True,
             unit=surrogate.unit,

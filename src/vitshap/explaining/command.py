@@ -21,13 +21,14 @@ from typing import Annotated, Any
 import typer
 from PIL import Image
 
+from vitshap.estimators.refine import correction_needs
 from vitshap.explaining import budget, terminal
 from vitshap.explaining.dataset import read_run
 from vitshap.explaining.entries import Explained, Failed
 from vitshap.explaining.photos import SUFFIXES, Found, find_photos
 from vitshap.explaining.report import ReportWriter, refuse_foreign_report
 from vitshap.explaining.sinks import MAPS, Heatmaps, JsonLines, ParquetRows, Sink, with_drawn_classes
-from vitshap.explaining.source import EXPLAINER, Source, open_bundle, open_model
+from vitshap.explaining.source import EXPLAINER, REFINE, Source, open_bundle, open_model
 from vitshap.explaining.stream import CannotExplain, explain_photos
 from vitshap.explaining.terminal import Terminal, progress_bar, working
 from vitshap.files import locked_folder
@@ -35,6 +36,7 @@ from vitshap.methods import Target, most_classes, names_classes, target_from_wor
 from vitshap.methods.registry import METHODS
 from vitshap.models.base import resolve_device
 from vitshap.models.load import ModelSpec, load_with_warnings
+from vitshap.players import resolve
 
 HEATMAPS_UP_TO = 100
 """Most images whose heatmaps are written as files by default; the report has them anyway."""
@@ -61,12 +63,19 @@ class Options:
         str | None,
         typer.Option(
             metavar="NAME[,NAME...]",
-            help="Default: the bundle's explainer; kernelshap for --model. Several are shown side by side.",
+            help="Default: the bundle's explainer; refine for --model. Several are shown side by side.",
         ),
     ] = None
     budget: Annotated[
         int | None,
         typer.Option(min=2, help="Evaluations per image of sampling methods; default: as many as fit 60 s (GPU: 2 s)."),
+    ] = None
+    accuracy: Annotated[
+        float | None,
+        typer.Option(
+            help="Evaluate until the estimated correlation with the exact values is this, for example 0.95; --budget is "
+            "the most for one image. Default method: refine."
+        ),
     ] = None
     players: Annotated[
         int | None, typer.Option(min=1, help="Explain blocks of patches; 2: blocks of 2 x 2 patches.")
@@ -113,6 +122,7 @@ def run(options: Options) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # becomes a note about the image
         warnings.filterwarnings("ignore", r"\d+ players: Shapley values")  # was printed when the model was loaded
+        warnings.filterwarnings("ignore", r"\d+ evaluations are fewer than")  # is printed once for all photos
         try:
             found = _photos(options)
             with locked_folder(options.out):
@@ -190,8 +200,14 @@ class _Run:
             drawing = maps * budget.seconds_per_map(source) if options.draws_heatmaps(images) else 0.0
         chosen = options.budget or budget.choose(cost, device)
         why = terminal.REQUESTED if options.budget is not None else budget.reason(chosen, cost, device)
-        self.printer.print(terminal.budget_line(chosen, why, cost.seconds(chosen) + drawing, images))
-        return source.with_budget(chosen), {"budget": chosen, "budget_is": why}
+        line = terminal.budget_line(chosen, why, cost.seconds(chosen) + drawing, images, options.accuracy)
+        self.printer.print(line)
+        players = resolve(options.players or source.model.players, source.model.grid).num_players
+        if source.method.name == REFINE and chosen < (needed := correction_needs(players)):
+            too_few = f"warning: one correction of {players} players needs {needed:,} evaluations"
+            self.printer.print(f"{too_few}: the values are the prior's")
+        facts = {} if options.accuracy is None else {"accuracy": options.accuracy}
+        return source.with_budget(chosen), {"budget": chosen, "budget_is": why, **facts}
 
     def _open_sinks(self, source: Source, stack: ExitStack, batch: int, facts: dict[str, Any]) -> None:
         """Open the files to write; each is completed and closed however the run ends."""
@@ -291,6 +307,8 @@ def _sources(options: Options) -> list[Source]:
         METHODS.load(name)  # an unknown name is an error before anything is loaded
     if len(names) == 1:
         return [_source(replace(options, method=names[0]))]
+    if options.accuracy is not None:
+        raise ValueError("--accuracy is for one method, not for several")
     first = _source(replace(options, method=names[0], budget=None))  # those that sample get the budget later
     return [first, *(_another(first, name, options) for name in names[1:])]
 
@@ -305,6 +323,7 @@ def _source(options: Options) -> Source:
     if options.weights is not None and options.model is None:
         raise ValueError("--weights are those of a model: name it with --model")
     shared: dict[str, Any] = {"method_name": options.method, "budget": options.budget, "players": options.players}
+    shared["accuracy"] = options.accuracy
     shared["device"] = resolve_device(options.device)
     if options.model is None:
         return open_bundle(options.bundle, **shared)

@@ -50,7 +50,7 @@ def explain(
             ``Explainer``, a network wrapped by ``vitshap.wrap``, or any other network, which is wrapped here.
         photo: a path (of a DICOM file too), a PIL image, an array uint8 ``[H, W, 3]``, or the model's input as a tensor.
         target: the classes to explain; see ``vitshap.methods.Target``.
-        method: a name of ``vitshap.list_methods()``; by default the explainer, or kernelshap where there is none.
+        method: a name of ``vitshap.list_methods()``; by default the explainer, or refine where there is none.
         budget: evaluations of a method that samples; by default as many as fit 60 seconds (2 on a GPU).
         device: where a model that is given by name computes; default: the CPU. Others stay where they are.
         quiet: say nothing.

@@ -33,7 +33,9 @@ NOT_FINE_TUNED = (
 RANDOM_VALUES = (
     "the method random explains nothing: its values are random numbers, a baseline that other methods are compared with"
 )
-EXPLAINER, RANDOM, DEFAULT_METHOD = Explainer.name, "random", "kernelshap"
+EXPLAINER, RANDOM, REFINE = Explainer.name, "random", "refine"
+DEFAULT_METHOD = REFINE
+"""Of models without an explainer, and for a requested accuracy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +50,8 @@ class Source:
     confidence_threshold: float | None = None
     """Confidence is low if the largest probability is below this; None: never."""
     settings: Mapping[str, str] = field(default_factory=dict)
+    prior: str | None = None
+    """What evaluations correct, in words, if the method is refine."""
 
     def low_confidence(self, explanation: Explanation) -> str | None:
         """Return the warning for one image if the model's largest probability is below the threshold."""
@@ -69,7 +73,12 @@ class Source:
 
     def with_method(self, name: str, players: int | None = None) -> Source:
         """Return the same model with another registered method, but for an explainer."""
-        return replace(self, method=_method(name, self.model, None, players))
+        return replace(self, method=_method(name, self.model, None, players), prior=_prior(name))
+
+    @property
+    def method_text(self) -> str:
+        """The method's name, with the prior that it corrects if it has one."""
+        return self.method.name if self.prior is None else f"{self.method.name}, prior: {self.prior}"
 
     def with_progress(self, progress: Callable[[Any], None]) -> Source:
         """Return the same source, which calls ``progress`` with every partial estimate if its method samples."""
@@ -99,10 +108,14 @@ def open_bundle(
     method_name: str | None = None,
     budget: int | None = None,
     players: int | None = None,
+    accuracy: float | None = None,
     classifier: MaskedModel | None = None,
     device: str | torch.device = "cpu",
 ) -> Source:
-    """Load a stored explainer by name or folder (default: the first one shipped), or its surrogate with another method."""
+    """Load a stored explainer by name or folder (default: the first one shipped), or its surrogate with another method.
+
+    ``accuracy`` is the estimated correlation with the exact values at which a sampling method stops, by default refine.
+    """
     known = bundle.shipped()
     if name is None and not known:
         raise ValueError(
@@ -110,7 +123,7 @@ def open_bundle(
             "--model NAME (of timm, or a hub id or folder of transformers)"
         )
     name = known[0] if name is None else name
-    method_name = method_name or EXPLAINER
+    method_name = method_name or (EXPLAINER if accuracy is None else DEFAULT_METHOD)
     if method_name != EXPLAINER:
         METHODS.load(method_name)  # an unknown name is an error before the bundle is loaded
     config = bundle.read(name)
@@ -126,15 +139,20 @@ def open_bundle(
         settings={f"measured: {what}": value for what, value in measured(quality)},
     )
     if method_name == EXPLAINER:
-        if budget is not None or players is not None:
-            option = "--players" if budget is None else "--budget"
+        given = {"--budget": budget, "--accuracy": accuracy, "--players": players}
+        option = next((name for name, value in given.items() if value is not None), None)
+        if option is not None:
             raise ValueError(
                 f"{option} belongs to other methods, such as --method kernelshap: an explainer needs no budget, and has "
                 "the players that it was trained for"
             )
         return source
-    chosen = _method(method_name, explainer.surrogate, budget, players, prediction_by="surrogate")
-    return replace(source, method=chosen, settings={}, warnings=_about(method_name))  # measured was the explainer
+    own = {"prior": explainer} if method_name == REFINE and players is None else {}
+    options = {"prediction_by": "surrogate", **own}
+    chosen = _method(method_name, explainer.surrogate, budget, players, accuracy, **options)
+    prior = "the explainer's values" if own else _prior(method_name)
+    settings = {} if prior is None else {"prior": prior}  # what was measured was the explainer
+    return replace(source, method=chosen, settings=settings, prior=prior, warnings=_about(method_name))
 
 
 def open_model(
@@ -145,9 +163,13 @@ def open_model(
     method_name: str | None = None,
     budget: int | None = None,
     players: int | None = None,
+    accuracy: float | None = None,
     device: str | torch.device = "cpu",
 ) -> Source:
-    """Load any model of timm (``weights``: a safetensors file) or transformers, with a registered method."""
+    """Load any model of timm (``weights``: a safetensors file) or transformers, with a registered method.
+
+    ``accuracy`` is the estimated correlation with the exact values at which a sampling method stops.
+    """
     method_name = method_name or DEFAULT_METHOD
     if method_name == EXPLAINER:
         raise ValueError("--method explainer needs a stored explainer: give --bundle too, or another method")
@@ -156,35 +178,54 @@ def open_model(
     _require_preprocess(model, f"the model {name}")
     model.to(device)
     given = "" if weights is None else f", weights {Path(weights).name}"
+    prior = _prior(method_name)
     return Source(
         model,
-        _method(method_name, model, budget, players),
+        _method(method_name, model, budget, players, accuracy),
         f"model {name}{given}",
         warnings=(*_about(method_name), NOT_FINE_TUNED, *messages),
+        settings={} if prior is None else {"prior": prior},
+        prior=prior,
     )
 
 
 def source_of(model: MaskedModel, method: MethodLike | str | None, name: str) -> Source:
-    """Return a source of a wrapped network and a method, or the method's name (default: kernelshap)."""
+    """Return a source of a wrapped network and a method, or the method's name (default: refine)."""
+    prior = None
     if method is None or isinstance(method, str):
         if method == EXPLAINER:
             raise ValueError("the method explainer needs an Explainer, or the name or folder of a bundle")
+        prior = _prior(method or DEFAULT_METHOD)
         method = _method(method or DEFAULT_METHOD, model, None, None)
     threshold = _threshold(method.quality or {}, model) if isinstance(method, Explainer) else None
-    return Source(model, method, name, warnings=_about(method.name), confidence_threshold=threshold)
+    return Source(model, method, name, warnings=_about(method.name), confidence_threshold=threshold, prior=prior)
 
 
 def _about(method_name: str) -> tuple[str, ...]:
     return (RANDOM_VALUES,) if method_name == RANDOM else ()
 
 
-def _method(name: str, model: MaskedModel, budget: int | None, players: int | None, **options: Any) -> MethodLike:
+def _prior(method_name: str) -> str | None:
+    """Return what ``REFINE`` corrects for a model without an explainer."""
+    return "patches with similar tokens have similar values" if method_name == REFINE else None
+
+
+def _method(
+    name: str,
+    model: MaskedModel,
+    budget: int | None,
+    players: int | None,
+    accuracy: float | None = None,
+    **options: Any,
+) -> MethodLike:
     if players is not None:
         if resolve(players, model.grid).num_players < 2:
             raise ValueError(f"--players {players} makes one player of all patches: give a smaller side")
         options["players"] = players
     if budget is not None:
         options["budget"] = budget
+    if accuracy is not None:
+        options["accuracy"] = accuracy
     try:
         made = method(name, model, **options)
     except TypeError as error:  # an option that this method does not have

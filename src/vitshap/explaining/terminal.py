@@ -144,7 +144,7 @@ def progress_lines(terminal: Terminal, line: Callable[[], str]) -> Iterator[None
 
 def source_lines(source: Source) -> Iterator[str]:
     """Yield what explains, its classes and warnings about it."""
-    yield f"{source.name}; method {source.method.name}"
+    yield f"{source.name}; method {source.method_text}"
     names, count = source.model.class_names, source.model.num_classes
     if names is None:
         yield f"{count:,} classes without names: give --target by number, 0 to {count - 1}"
@@ -156,8 +156,12 @@ def source_lines(source: Source) -> Iterator[str]:
         yield f"warning: {warning}"
 
 
-def budget_line(budget: int, why: str, seconds: float, images: int) -> str:
+def budget_line(budget: int, why: str, seconds: float, images: int, accuracy: float | None = None) -> str:
     """Return how many evaluations an image gets, why, and how long that will take."""
+    if accuracy is not None:
+        whole = f"{duration(seconds)} per image at most" + f" ({images:,} images)" * (images > 1)
+        rule = f"until the estimated correlation with the exact values is {accuracy:g}"
+        return f"{rule}, up to {budget:,} evaluations: {whole}"
     whole = f", {duration(seconds * images)} for {images:,} images" if images > 1 else ""
     again = "" if why == REQUESTED else f"; --budget {budget} gives the same values again"
     return f"{budget:,} evaluations per image, {why}: {duration(seconds)} per image{whole}{again}"

@@ -28,8 +28,9 @@ TENSORS: dict[str, tuple[torch.dtype, tuple[str, ...]]] = {
     "player_mask": (torch.bool, ("B", "d")),
     "image_box": (torch.float32, ("B", "4")),
     "converged": (torch.bool, ("B",)),
+    "evaluations_each": (torch.int64, ("B",)),
 }
-OPTIONAL = ("base_values", "full_values", "stderr", "player_mask", "image_box", "converged")
+OPTIONAL = ("base_values", "full_values", "stderr", "player_mask", "image_box", "converged", "evaluations_each")
 FINITE = ("values", "base_values", "full_values", "prediction")
 
 

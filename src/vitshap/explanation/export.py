@@ -231,6 +231,7 @@ def to_dataframe(e: Explanation) -> pandas.DataFrame:
     package = _optional("pandas", "pandas")
     axes = ("row", "column") if len(e.grid) == 2 else tuple(f"axis_{i}" for i in range(len(e.grid)))
     shared = [position(e, 0, player) for player in range(e.values.shape[1])] if e.player_mask is None else None
+    intervals = () if e.stderr is None else e.interval()
     rows: list[dict[str, Any]] = []
     for i in range(len(e)):
         mask = None if e.player_mask is None else e.player_mask[i]
@@ -238,6 +239,7 @@ def to_dataframe(e: Explanation) -> pandas.DataFrame:
         one_map = shared if len(e.players) == 1 else None
         where = {player: one_map[player] if one_map else position(e, i, player) for player in players}
         values = e.values[i].tolist()
+        ends = None if e.stderr is None else [end[i].tolist() for end in intervals]
         errors = None if e.stderr is None else e.stderr[i].tolist()
         for t, index in enumerate(e.classes[i].tolist()):
             name = None if e.class_names is None else e.class_names[index]
@@ -252,6 +254,8 @@ def to_dataframe(e: Explanation) -> pandas.DataFrame:
                         **dict(zip(axes, where[player], strict=True)),
                         "value": values[player][t],
                         "stderr": float("nan") if errors is None else errors[player][t],
+                        "lower": float("nan") if ends is None else ends[0][player][t],
+                        "upper": float("nan") if ends is None else ends[1][player][t],
                         "prediction": output,
                     }
                 )

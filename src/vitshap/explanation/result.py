@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -81,10 +82,15 @@ class Explanation:
     seconds: float = 0.0
     """Wall-clock time per image."""
     evaluations: int = 0
-    """Coalitions evaluated per image, the empty and the full one included."""
+    """Coalitions evaluated per image, the empty and the full one included; their mean, rounded up, if they differ."""
+    evaluations_each: Tensor | None = None
+    """Coalitions evaluated for each image, int64 ``[B]``, if they differ."""
     class_names: tuple[str, ...] | None = None
     class_specific: bool = True
     """False if the values are the same for every class."""
+    posterior: bool = False
+    """Whether the values are predictions (an explainer's, or a posterior mean) and ``stderr`` is how far the exact values
+    vary around them; otherwise ``stderr`` is how far the values vary around the exact ones."""
     originals: tuple[Original, ...] | None = None
     """The photos, for notebooks; ``save`` does not write them."""
 
@@ -125,6 +131,8 @@ class Explanation:
             shared = field.name == "players" and value.shape[0] == 1
             if isinstance(value, Tensor) and not shared:
                 parts[field.name] = value[chosen]
+        if self.evaluations_each is not None and len(parts["evaluations_each"]):
+            parts["evaluations"] = math.ceil(float(parts["evaluations_each"].double().mean()))
         if self.originals is not None:
             parts["originals"] = self.originals[chosen]
         return replace(self, **parts)
@@ -149,6 +157,18 @@ class Explanation:
         if self.base_values is None or self.full_values is None:
             raise ValueError(f"{self.method} is not additive: its values have no meaningful sum")
         return self.values.double().sum(1) - (self.full_values.double() - self.base_values.double())
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Return the lower and upper ends of the intervals that hold the exact values with this probability.
+
+        float32 ``[B, d, T]`` each; normal intervals, ``value - z stderr`` to ``value + z stderr``.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"level is a probability between 0 and 1, got {level}")
+        if self.stderr is None:
+            raise ValueError(f"this explanation by {self.method} has no standard errors, and so no intervals")
+        half = NormalDist().inv_cdf((1 + level) / 2) * self.stderr
+        return self.values - half, self.values + half
 
     def heatmap(self, target: ClassLike | None = None) -> Tensor:
         """Return the values on the grid, float32 ``[B, *grid]``.
@@ -244,7 +264,8 @@ class Explanation:
         """Convert to a pandas table with a row for every image, explained class and existing player.
 
         Columns: image, class, class_name, player, row, column (from 0; for a player with several patches, the one
-        nearest to their centre), value, stderr (NaN if the method gives none), prediction (output of the class).
+        nearest to their centre), value, stderr, lower and upper (of the 95 % interval; NaN if the method gives no errors),
+        prediction (output of the class).
         """
         return to_dataframe(self)
 

@@ -78,6 +78,10 @@ class Attribution(NamedTuple):
     """Whether the requested accuracy was reached, bool ``[B]``; None if none was requested."""
     prediction: Tensor | None = None
     """The model's outputs for the whole images, ``[B, K]``, if the method has computed them; else the game's are used."""
+    evaluations: Tensor | None = None
+    """Coalitions evaluated for each image, int64 ``[B]``, if they differ between images."""
+    posterior: bool = False
+    """Whether ``values`` are the mean of a posterior and ``stderr`` its standard deviation."""
 
 
 class TokenScores(NamedTuple):
@@ -233,7 +237,7 @@ def explain_game(
     players = players_of(game)
     mask = players.player_mask.expand(game.batch_size, -1).cpu()
     absent = ~mask[..., None]
-    stderr = attribution.stderr
+    stderr, spent = attribution.stderr, attribution.evaluations
     targets = targets.cpu()
     return Explanation(
         values=_result(attribution.values).masked_fill(absent, 0),
@@ -251,7 +255,10 @@ def explain_game(
         image_box=None if boxes is None else _result(boxes),
         method=method,
         seconds=seconds,
-        evaluations=max(1, game.evaluations),  # at least the prediction, also where it is the method's own
+        # at least the prediction, also where it is the method's own
+        evaluations=max(1, game.evaluations) if spent is None else -(-int(spent.sum()) // len(spent)),
+        evaluations_each=None if spent is None else spent.cpu(),
+        posterior=attribution.posterior,
         class_names=None if class_names is None else tuple(class_names),
         class_specific=class_specific,
     )

@@ -13,6 +13,7 @@ METHODS: Registry[MethodLike] = Registry(
         "exact": "vitshap.estimators.as_methods:Exact",
         "kernelshap": "vitshap.estimators.as_methods:KernelShap",
         "kernelshap-original": "vitshap.estimators.as_methods:KernelShapOriginal",
+        "refine": "vitshap.estimators.as_methods:Refine",
         "permutation": "vitshap.estimators.as_methods:Permutation",
         "leave-one-out": "vitshap.baselines.simple:LeaveOneOut",
         "rise": "vitshap.baselines.simple:Rise",

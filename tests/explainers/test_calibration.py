@@ -1,0 +1,117 @@
+"""Standard errors of an explainer's values: learned on some images, right on others; stored with the bundle."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.small_nets import random_images, small_net
+from vitshap.explainers import Explainer, bundle
+from vitshap.explainers.calibration import FEATURES, Calibration, calibrate
+from vitshap.methods import method
+
+
+@pytest.fixture(scope="module")
+def explained() -> tuple[Explainer, Tensor, Tensor]:
+    """An explainer with a new head, whose errors are as large as the values, and images with exact values."""
+    model = small_net((3, 3)).float()
+    explainer = Explainer(model)
+    pixels = random_images(model, 180).float()
+    truth = method("exact", model)(pixels).values.double()
+    return explainer, pixels, truth
+
+
+@pytest.fixture(scope="module")
+def calibration(explained: tuple[Explainer, Tensor, Tensor]) -> Calibration:
+    explainer, pixels, truth = explained
+    return calibrate(explainer, pixels[:90], truth[:90])
+
+
+def test_intervals_of_other_images_hold_the_exact_values(
+    explained: tuple[Explainer, Tensor, Tensor], calibration: Calibration
+) -> None:
+    explainer, pixels, truth = explained
+    explainer.calibration = calibration
+    explanation = explainer(pixels[90:])
+    low, high = explanation.interval(0.95)
+    inside = ((low <= truth[90:]) & (truth[90:] <= high)).double()
+    assert explanation.posterior
+    assert 0.9 < float(inside.mean()) < 0.99
+    assert float(inside.mean((0, 2)).min()) > 0.85
+    half = explanation.interval(0.5)
+    assert 0.4 < float(((half[0] <= truth[90:]) & (truth[90:] <= half[1])).double().mean()) < 0.65
+
+
+def test_errors_follow_the_size_of_the_values(
+    explained: tuple[Explainer, Tensor, Tensor], calibration: Calibration
+) -> None:
+    explainer, pixels, truth = explained
+    explainer.calibration = calibration
+    explanation = explainer(pixels[90:])
+    assert explanation.stderr is not None
+    true = (explanation.values - truth[90:]).square().mean((0, 1))  # [K]
+    told = explanation.stderr.double().square().mean((0, 1))
+    assert float((told / true).max()) < 3
+    assert float((told / true).min()) > 0.3
+
+
+def test_a_bundle_keeps_it_and_one_without_has_no_errors(
+    explained: tuple[Explainer, Tensor, Tensor], calibration: Calibration, tmp_path: Path
+) -> None:
+    explainer, pixels, _ = explained
+    explainer.calibration = None
+    assert explainer(pixels[:2]).stderr is None
+    explainer.save_pretrained(tmp_path / "bundle")
+    assert bundle.load(tmp_path / "bundle").calibration is None
+    bundle.record_calibration(tmp_path / "bundle", calibration)
+    loaded = bundle.load(tmp_path / "bundle")
+    assert loaded.calibration == calibration
+    explainer.calibration = calibration
+    torch.testing.assert_close(loaded(pixels[:2]).stderr, explainer(pixels[:2]).stderr)
+    explainer.save_pretrained(tmp_path / "again")
+    assert bundle.load(tmp_path / "again").calibration == calibration
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"players": [0.0]},
+        {"coefficients": [1.0] * (len(FEATURES) + 1)},
+        {"factor": -1.0},
+        {"spread": "large"},
+        {"extra": 1},
+    ],
+)
+def test_a_damaged_calibration_is_an_error(calibration: Calibration, change: dict[str, Any]) -> None:
+    stored = json.loads(json.dumps(calibration.to_json()))
+    assert Calibration.from_json(stored, 9, 4) == calibration
+    with pytest.raises(ValueError, match="calibration"):
+        Calibration.from_json({**stored, **change}, 9, 4)
+    with pytest.raises(ValueError, match="calibration"):
+        Calibration.from_json([1, 2], 9, 4)
+
+
+def test_too_few_images_and_values_of_other_shapes(explained: tuple[Explainer, Tensor, Tensor]) -> None:
+    explainer, pixels, truth = explained
+    with pytest.raises(ValueError, match="at least 20 images"):
+        calibrate(explainer, pixels[:5], truth[:5])
+    with pytest.raises(ValueError, match=r"values \[30, 9, 4\]"):
+        calibrate(explainer, pixels[:30], truth[:29])
+
+
+def test_refine_with_a_calibrated_explainer(
+    explained: tuple[Explainer, Tensor, Tensor], calibration: Calibration
+) -> None:
+    explainer, pixels, truth = explained
+    explainer.calibration = calibration
+    some, known = pixels[90:120], truth[90:120]
+    for budget in (60, 150):
+        refined = method("refine", explainer.surrogate, prior=explainer, budget=budget)(some)
+        sampled = method("kernelshap", explainer.surrogate, budget=budget)(some)
+        errors = [float((one.values - known).square().mean()) for one in (refined, sampled, explainer(some))]
+        assert errors[0] <= 1.05 * min(errors[1:]), (budget, errors)
+        low, high = refined.interval()
+        assert float(((low <= known) & (known <= high)).double().mean()) > 0.88
