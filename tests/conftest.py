@@ -20,9 +20,12 @@ if not torch.cuda.is_available():
 settings.register_profile("repeatable", derandomize=True)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
-    """A browser for all tests; those that use it are skipped where there is none."""
+    """A browser for the tests of a module; those that use it are skipped where there is none.
+
+    Not for the whole session: while it runs, Playwright's event loop keeps others from starting in this thread.
+    """
     if chromium.EXECUTABLE is None:
         pytest.skip("there is no Chromium here")
     with chromium.launched() as found:

@@ -58,6 +58,7 @@ def test_a_new_configuration_has_its_fields_and_an_old_one_their_defaults() -> N
     assert {name: fields[name] for name in stored} == stored
     assert {name: fields[name] for name in set(fields) - set(stored)} == {
         "block_norm": True,
+        "class_token": True,
         "frozen_blocks": 0,
         "frozen": (),
     }

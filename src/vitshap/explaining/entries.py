@@ -81,6 +81,12 @@ class Explained:
         left, top, right, bottom = self.box
         return left * across, top * down, right * across, bottom * down
 
+    @property
+    def seen_picture(self) -> Image.Image:
+        """The part of ``picture`` that the model sees, at least one pixel."""
+        left, top, right, bottom = (round(edge) for edge in self.picture_box)
+        return self.picture.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
+
     def label(self, index: int) -> str:
         """Return the name of a class, or "class" and its number."""
         return class_label(self.explanation.class_names, index)

@@ -90,7 +90,7 @@ def _without_script(entry: Explained, summary: Summary, k: int) -> str:
     heat, errors = entry.explanation.heatmap(index)[0], entry.explanation.stderr_map(index)
     map_picture = plots.overlay_png(
         heat.numpy(),
-        entry.picture.crop(entry.picture_box) if entry.zoomed else entry.picture,
+        entry.seen_picture if entry.zoomed else entry.picture,
         None if entry.zoomed else entry.picture_box,
         stderr=None if errors is None else errors[0].numpy(),
         max_side=PLAIN_SIDE,

@@ -66,6 +66,7 @@ def record(entry: Explained | Failed, *, k: int = 5) -> dict[str, Any]:
         one["values"] = _rounded(e.values[0, :, column])
         if e.stderr is not None:
             one["stderr"] = _rounded(e.stderr[0, :, column])
+            one["interval"] = [_rounded(end[0, :, column]) for end in e.interval()]  # 95 %: lower ends, upper ends
             one["reliability"] = text.reliability(entry, index)
         explained.append(one)
     predicted = [{"class": c, "name": entry.label(c), "output": value} for c, value in entry.predicted(PREDICTIONS)]
@@ -211,7 +212,7 @@ class Heatmaps:
             return
         shown, picture = replace(entry.explanation, image_box=torch.tensor([entry.picture_box])), entry.picture
         if entry.zoomed:  # on a whole panorama the map would be too small to read
-            shown, picture = replace(shown, image_box=None), picture.crop(entry.picture_box)
+            shown, picture = replace(shown, image_box=None), entry.seen_picture
         for index in entry.classes:
             path = self._folder / self._name(Path(entry.path).stem, entry.label(index))
             plots.save(shown.plot(picture, target=index), path, metadata=MARK)
