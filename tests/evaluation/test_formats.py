@@ -17,9 +17,9 @@ from rich.console import Console
 from tests import chromium
 from tests.evaluation.small import digits_explainer, digits_net, some_digits
 from vitshap.evaluation import Evaluation, evaluate
+from vitshap.evaluation.command import figures, write_files
 from vitshap.evaluation.curves import curves
 from vitshap.evaluation.formats import to_csv, to_json, to_latex, to_markdown, to_terminal
-from vitshap.evaluation.output import figures, write_files
 from vitshap.evaluation.page import to_html
 
 TITLE = "A & B: <methods> of 100 %"

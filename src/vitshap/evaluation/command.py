@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Literal
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from vitshap import plots
 from vitshap.data import ImageData
 from vitshap.estimators import truth
 from vitshap.evaluation import Comparison, Evaluation, prepare
-from vitshap.evaluation.formats import to_terminal
+from vitshap.evaluation.curves import curves
+from vitshap.evaluation.formats import to_csv, to_json, to_latex, to_markdown, to_terminal
 from vitshap.evaluation.inputs import (
     EXPLAINER,
     Loaded,
@@ -25,11 +30,12 @@ from vitshap.evaluation.inputs import (
     load_models,
     open_data,
 )
-from vitshap.evaluation.output import figures, write_files
+from vitshap.evaluation.page import to_html
+from vitshap.evaluation.result import RANDOM
 from vitshap.evaluation.selection import reference_positions
 from vitshap.experiments import quality
 from vitshap.explainers import bundle
-from vitshap.files import locked_folder
+from vitshap.files import locked_folder, write_text
 from vitshap.models import MaskedModel
 from vitshap.models.base import resolve_device
 from vitshap.training import processes
@@ -37,7 +43,7 @@ from vitshap.training.batches import Images
 from vitshap.training.recipes.timing import duration
 from vitshap.training.values.store import Evaluator
 
-__all__ = ["Options", "run"]
+__all__ = ["Options", "figures", "run", "write_files"]
 
 PARTS = "parts"
 """Folder of finished parts, in the output folder."""
@@ -204,3 +210,46 @@ def _for_record(options: Options) -> Options:
     if options.methods.strip() and EXPLAINER not in [word.strip() for word in options.methods.split(",")]:
         raise ValueError("--record is about the bundle's explainer: add it to --methods")
     return replace(options, target="label")
+
+
+def write_files(
+    folder: Path,
+    evaluation: Evaluation,
+    title: str,
+    *,
+    against: str | None = None,
+    facts: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Write report.html, the table as CSV, JSON, LaTeX and Markdown, curves as PNG, and what ``Evaluation.load`` reads."""
+    table = evaluation.table(against=against)
+    evaluation.save(folder)
+    for name, text in {
+        "table.csv": to_csv(table),
+        "table.json": to_json(evaluation, table, title),
+        "table.tex": to_latex(table, title),
+        "table.md": to_markdown(table, title),
+        "report.html": to_html(evaluation, table, title, facts=facts),
+    }.items():
+        write_text(folder / name, text)
+    for one in curves(evaluation):
+        figure = plots.comparison_figure([one.panel])
+        plots.save(figure, folder / f"{re.sub('[^a-z0-9-]+', '-', one.name.lower())}.png")
+
+
+def figures(evaluation: Evaluation) -> dict[str, float]:
+    """Return the numbers of an explainer that a bundle's card lists: areas of it and of random scores."""
+    rows = {row.kind: row.name for row in evaluation.rows}
+    known = {metric.name for metric in evaluation.metrics}
+    wanted: Mapping[str, tuple[str, str, Literal["target", "others"]]] = {
+        "insertion": (EXPLAINER, "insertion", "target"),
+        "deletion": (EXPLAINER, "deletion", "target"),
+        "others_insertion": (EXPLAINER, "insertion", "others"),
+        "random_insertion": (RANDOM, "insertion", "target"),
+        "random_deletion": (RANDOM, "deletion", "target"),
+    }
+    found = {}
+    for name, (kind, metric, classes) in wanted.items():
+        result = evaluation.result(rows[kind], metric, classes) if kind in rows and metric in known else None
+        if result is not None and result.undefined < len(result.values):
+            found[name] = result.mean
+    return found

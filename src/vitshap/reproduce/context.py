@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor
 
 from vitshap import files
-from vitshap.data import ImageData, PixelSource, Splits, load_data, open_pixels
+from vitshap.data import ImageData, PixelSource, Splits, open_pixels
 from vitshap.data.published import authors_evaluation_images
 from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel
@@ -25,7 +25,7 @@ from vitshap.training.batches import Images, decoding, evenly
 from vitshap.training.configs import ExplainerTraining, resolve_auto
 from vitshap.training.explainer import network_config
 from vitshap.training.recipes import load_recipe
-from vitshap.training.recipes.recipe import Recipe
+from vitshap.training.recipes.recipe import Recipe, load_images
 from vitshap.training.recipes.run import build_model
 from vitshap.training.recipes.settings import to_plain
 
@@ -110,16 +110,7 @@ class Context:
         settings = self.recipe.data
         if settings.source is None:
             raise ValueError(f"where are the images of {self.setting.data}? Give --data {self.setting.data}=PATH")
-        splits = load_data(
-            settings.source,
-            layout=settings.layout,
-            channels=settings.channels,
-            split=settings.split,
-            groups=settings.groups,
-            seed=settings.seed,
-            cache=settings.cache,
-            unpack_limit=settings.unpack_limit,
-        )
+        splits = load_images(settings)
         if self.scale.split is None:
             return splits
         return Splits(

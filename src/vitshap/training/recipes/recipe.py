@@ -16,6 +16,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from vitshap.data import Splits, load_data
 from vitshap.errors import did_you_mean
 from vitshap.training.configs import Auto, ClassifierTraining, ExplainerTraining, SurrogateTraining, check
 from vitshap.training.recipes.settings import SettingsError, describe, from_plain, read_yaml, set_keys
@@ -160,6 +161,21 @@ def recipe_names() -> list[str]:
     """Return the names of the shipped recipes."""
     files = (resources.files("vitshap") / "recipes").iterdir()
     return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+
+
+def load_images(settings: DataSettings) -> Splits:
+    """Load the images of a recipe; their source must be set."""
+    assert settings.source is not None
+    return load_data(
+        settings.source,
+        layout=settings.layout,
+        channels=settings.channels,
+        split=settings.split,
+        groups=settings.groups,
+        seed=settings.seed,
+        cache=settings.cache,
+        unpack_limit=settings.unpack_limit,
+    )
 
 
 def load_recipe(

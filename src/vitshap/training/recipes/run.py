@@ -24,7 +24,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from vitshap import files
-from vitshap.data import ImageData, PixelSource, Splits, load_data, open_pixels, require_a_batch
+from vitshap.data import ImageData, PixelSource, Splits, open_pixels, require_a_batch
 from vitshap.data.decode import Unreadable
 from vitshap.explainers import Explainer
 from vitshap.files import LOCK, locked_folder
@@ -38,7 +38,7 @@ from vitshap.training.fit import fit_classifier, fit_masked_classifier, fit_surr
 from vitshap.training.loop import BEST
 from vitshap.training.processes import from_main, join, kept_random_state, memory_limit, tensors_from_main
 from vitshap.training.recipes import timing
-from vitshap.training.recipes.recipe import STAGES, ModelSettings, Recipe
+from vitshap.training.recipes.recipe import STAGES, ModelSettings, Recipe, load_images
 from vitshap.training.recipes.settings import SettingsError, differing_keys, from_plain, read_yaml, to_plain, to_yaml
 from vitshap.training.recipes.summary import announcement, in_words, summarise
 
@@ -204,16 +204,7 @@ def _load_data(recipe: Recipe, console: Console) -> Splits:
     if settings.source is None:
         raise ValueError("this recipe does not name the images: give a folder or an archive with --data PATH")
     _say(console, f"looking for images in {settings.source}")
-    splits = load_data(
-        settings.source,
-        layout=settings.layout,
-        channels=settings.channels,
-        split=settings.split,
-        groups=settings.groups,
-        seed=settings.seed,
-        cache=settings.cache,
-        unpack_limit=settings.unpack_limit,
-    )
+    splits = load_images(settings)
     given = {name: getattr(recipe, name).loop.batch_size for name in STAGES if getattr(recipe, name) is not None}
     sizes = {name: 1 if size == "auto" else size for name, size in given.items()}
     count = len(splits.train)
