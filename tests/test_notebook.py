@@ -7,6 +7,7 @@ import runpy
 from pathlib import Path
 
 import nbformat
+import pytest
 
 FOLDER = Path(__file__).parent.parent / "docs" / "notebooks"
 
@@ -19,6 +20,7 @@ def _kinds(notebook: nbformat.NotebookNode) -> list[list[tuple[str, ...]]]:
     ]
 
 
+@pytest.mark.long
 def test_the_notebook_runs() -> None:
     run = runpy.run_path(str(FOLDER / "run.py"))
     stored, done = nbformat.read(FOLDER / "first-steps.ipynb", as_version=4), run["executed"]()

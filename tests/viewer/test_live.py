@@ -185,23 +185,23 @@ def test_the_slider_and_the_brush_are_one_state(live: Tab, server: Server, photo
 def test_refining_shows_progress_and_can_be_stopped(live: Tab, photos: list[Path]) -> None:
     page = live.page
     explain(live, photos[0])
-    page.get_by_role("button", name="+ kernelshap", exact=True).click()
-    live.until("window.vitshap.panes[0].viewer.explanations.has('kernelshap')")
+    page.get_by_role("button", name="+ refine", exact=True).click()
+    live.until("window.vitshap.panes[0].viewer.explanations.has('refine')")
     assert page.locator(".methods figure").count() == 2
-    before = viewer(live, "explanations.get('kernelshap').evaluations")
+    before = viewer(live, "explanations.get('refine').evaluations")
     assert before > 1000
-    viewer(live, "methodView.budgets.set('kernelshap', 16384)")  # the next step is the largest that the server takes
+    viewer(live, "methodView.budgets.set('refine', 16384)")  # the next step is the largest that the server takes
     page.evaluate("window.vitshap.panes[0].viewer.draw()")
     page.get_by_role("button", name="More evaluations (65,536)").click()
     live.until("document.querySelector('progress').value > 0")
     assert re.search(r"[\d,]+ of 65,536 evaluations", page.locator(".running").inner_text())
     page.get_by_role("button", name="Cancel").click()
     live.until("document.querySelector('progress') === null")
-    assert viewer(live, "explanations.get('kernelshap').evaluations") == before, "the last result stays"
+    assert viewer(live, "explanations.get('refine').evaluations") == before, "the last result stays"
     assert not page.locator(".viewer .fault").is_visible()
-    page.get_by_role("button", name="Show the map by kernelshap large").click()
-    assert viewer(live, "explanation.method") == "kernelshap"
-    assert "method=kernelshap" in page.url
+    page.get_by_role("button", name="Show the map by refine large").click()
+    assert viewer(live, "explanation.method") == "refine"
+    assert "method=refine" in page.url
 
 
 def test_by_keyboard_alone(live: Tab, photos: list[Path]) -> None:

@@ -36,6 +36,8 @@ RANDOM_VALUES = (
 EXPLAINER, RANDOM, REFINE = Explainer.name, "random", "refine"
 DEFAULT_METHOD = REFINE
 """Of models without an explainer, and for a requested accuracy."""
+EXPLAINERS_VALUES = "the explainer's values"
+"""What refine corrects with a bundle."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +74,11 @@ class Source:
         return replace(self, method=self.method.with_budget(budget))
 
     def with_method(self, name: str, players: int | None = None) -> Source:
-        """Return the same model with another registered method, but for an explainer."""
-        return replace(self, method=_method(name, self.model, None, players), prior=_prior(name))
+        """Return the same model with another registered method; refine corrects an explainer's values."""
+        corrects = name == REFINE and self.method.name == EXPLAINER and players is None
+        options: dict[str, Any] = {"prior": self.method} if corrects else {}
+        prior = EXPLAINERS_VALUES if corrects else _prior(name)
+        return replace(self, method=_method(name, self.model, None, players, **options), prior=prior)
 
     @property
     def method_text(self) -> str:
@@ -150,7 +155,7 @@ def open_bundle(
     own = {"prior": explainer} if method_name == REFINE and players is None else {}
     options = {"prediction_by": "surrogate", **own}
     chosen = _method(method_name, explainer.surrogate, budget, players, accuracy, **options)
-    prior = "the explainer's values" if own else _prior(method_name)
+    prior = EXPLAINERS_VALUES if own else _prior(method_name)
     settings = {} if prior is None else {"prior": prior}  # what was measured was the explainer
     return replace(source, method=chosen, settings=settings, prior=prior, warnings=_about(method_name))
 
