@@ -36,6 +36,8 @@ Graph: TypeAlias = Literal["whole", "last block", "none"]
 
 NUMBERS_AT_ONCE = 2**27
 """Bound on the numbers that a backward pass over several classes holds on a CPU; 512 MiB in float32."""
+INTERMEDIATE = 8
+"""Numbers that a backward pass holds for each number of its result, roughly: hidden layers and attention are wider."""
 
 
 @dataclass
@@ -120,7 +122,7 @@ def gradients(
     ``at_once``: how many of the T seeds to compute in one backward pass; by default as many as fit into memory.
     """
     if at_once is None:
-        held = sum(tensor.numel() for tensor in wanted)
+        held = INTERMEDIATE * sum(tensor.numel() for tensor in wanted)
         at_once = max(1, numbers_at_once(output.device) // max(1, held))
 
     def product(seed: Tensor) -> tuple[Tensor, ...]:
