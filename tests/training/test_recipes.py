@@ -222,7 +222,7 @@ def test_every_recipe_runs_two_steps_at_its_real_architecture(
     with tempfile.TemporaryDirectory() as folder:  # Large writes gigabytes: gone at once, not when pytest tidies up
         images, out = Path(folder) / "images", Path(folder) / "out"
         recipe = load_recipe(name, data=_tree(name, images), model=model, settings=few)
-        monkeypatch.setattr("vitshap.training.recipes.run.load_data", _only_a_few)
+        monkeypatch.setattr("vitshap.training.recipes.recipe.load_data", _only_a_few)
         explainer = run(recipe, out, device="cpu", estimate=False)
         for stage in ("classifier", "surrogate", "explainer"):
             last = json.loads((out / stage / "log.jsonl").read_text().splitlines()[-1])
