@@ -33,9 +33,9 @@ def test_its_values_are_those_of_an_estimator_that_knows_nothing_of_it() -> None
     photo = next(name for name in load_sample_images().filenames if name.endswith("china.jpg"))
     explained = explainer(photo, target="predicted")
     assert explained.class_names[int(explained.classes[0, 0])] == "church"
-    estimated = vitshap.method("kernelshap", explainer.surrogate, budget=1024)(photo, target="predicted")
+    estimated = vitshap.method("kernelshap", explainer.surrogate, budget=768)(photo, target="predicted")
     correlation = torch.corrcoef(torch.stack([explained.values.flatten(), estimated.values.flatten()]))[0, 1]
-    assert correlation > 0.55  # .68: so short an estimate has an error of two thirds of the values' spread itself
+    assert correlation > 0.55  # so short an estimate has a large error itself
 
 
 def test_its_card_says_what_was_measured_line_by_line_and_how_it_was_trained() -> None:
