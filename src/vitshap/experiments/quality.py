@@ -1,7 +1,6 @@
-"""Measure a trained explainer on test images, and choose the probability below which its class is doubtful.
+"""Images with converged Shapley values to measure an explainer on, and the probability below which its class is doubtful.
 
-An explainer is compared with converged Shapley values (correlation) and judged by insertion and deletion curves. The
-surrogate is the game, so all of it is measured with the surrogate. Images are spread evenly over the test split.
+The surrogate is the game, so all values are its own. Images are spread evenly over the test split.
 
 A classifier of ten classes assigns one of them to every photo. Its low-confidence threshold is the probability below
 which a chosen share of images of its own classes falls; how useful it is shows in the share of other images below it.
@@ -20,17 +19,11 @@ from torch import Tensor
 from vitshap.data import Splits, load_data
 from vitshap.estimators import truth
 from vitshap.experiments.tables import Column, Table
-from vitshap.explainers import Explainer
-from vitshap.methods import method
 from vitshap.metrics import agreement as agreement
-from vitshap.metrics import deletion, insertion
 from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating
 from vitshap.training.batches import Images, evenly
 from vitshap.training.values.store import Evaluator
-
-CURVE_BATCH = 250
-"""Images whose curves are computed at once."""
 
 
 class ReferenceSet(NamedTuple):
@@ -85,27 +78,6 @@ def reference_set(
         progress=progress,
     )
     return ReferenceSet(pixels, labels, known)
-
-
-def areas(evaluate: Evaluator, explainer: Explainer, pixels: Tensor, labels: Tensor) -> dict[str, float]:
-    """Compute mean areas under the insertion and deletion curves of the images' own classes, under the insertion curves
-    of the other classes, and under both curves of random orders."""
-    totals: dict[str, float] = {}
-    for some, own in zip(pixels.split(CURVE_BATCH), labels.split(CURVE_BATCH), strict=True):  # type: ignore[no-untyped-call]
-        half, target = some.to(evaluate.dtype), own[:, None]
-        inserted = insertion(evaluate.model, half, explainer(some))
-        deleted = deletion(evaluate.model, half, explainer(some, target=target))
-        random = method("random", explainer.surrogate)(some, target=target)
-        found = {
-            "insertion": inserted.target(own).per_image,
-            "others_insertion": inserted.others(own).per_image,
-            "deletion": deleted.target(own).per_image,
-            "random_insertion": insertion(evaluate.model, half, random).target(own).per_image,
-            "random_deletion": deletion(evaluate.model, half, random).target(own).per_image,
-        }
-        for name, area in found.items():
-            totals[name] = totals.get(name, 0.0) + float(area.sum())
-    return {name: total / len(pixels) for name, total in totals.items()}
 
 
 def top_probabilities(model: MaskedModel, data: Any, *, count: int, batch: int = 64) -> Tensor:

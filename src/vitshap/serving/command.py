@@ -103,7 +103,7 @@ def serve(config: Any, serving: Any) -> int:
     class Server(uvicorn.Server):
         """Stops when the models cannot be loaded, and on a signal once no request is being computed."""
 
-        told = False
+        announced = False
 
         def handle_exit(self, sig: int, frame: Any) -> None:
             if serving.stopping:  # the second signal ends it at once
@@ -111,8 +111,8 @@ def serve(config: Any, serving: Any) -> int:
             serving.stopping = True
 
         async def on_tick(self, counter: int) -> bool:
-            if not self.told and serving.ready:
-                self.told = True
+            if not self.announced and serving.ready:
+                self.announced = True
                 print(f"ready: http://{_address(self)} ({', '.join(serving.names)})", file=sys.stderr, flush=True)
             if serving.failure is not None or (serving.stopping and serving.idle):
                 self.should_exit = True
