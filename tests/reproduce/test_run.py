@@ -18,10 +18,9 @@ from vitshap.reproduce import command
 from vitshap.reproduce.context import Sources
 from vitshap.reproduce.profiles import PROFILES
 from vitshap.reproduce.runner import FILES, LARGEST, Runner, Task, named_tasks, tasks_of
-from vitshap.reproduce.shapley import crossing
 from vitshap.reproduce.specifications import SPECIFICATIONS
 from vitshap.reproduce.store import SHARD, Store, rounded
-from vitshap.reproduce.views import Viewer
+from vitshap.reproduce.views import Viewer, crossing
 
 run = CliRunner().invoke
 
@@ -140,10 +139,10 @@ def test_numbers_are_stored_short_and_finite() -> None:
 
 def test_crossings_are_interpolated() -> None:
     evaluations, curve = [100.0, 1000.0, 10000.0], [4.0, 2.0, 1.0]
-    assert crossing(evaluations, curve, 3.0, falls=True) == pytest.approx(100 * 10**0.5)
-    assert crossing(evaluations, curve, 5.0, falls=True) == 100
-    assert crossing(evaluations, curve, 0.5, falls=True) is None
-    assert crossing(evaluations, [0.1, 0.5, 0.9], 0.9, falls=False) == 10000
+    assert crossing(evaluations, curve, 3.0) == pytest.approx(100 * 10**0.5)
+    assert crossing(evaluations, curve, 5.0) == 100
+    assert crossing(evaluations, curve, 0.5) is None
+    assert crossing(evaluations, [0.9, 0.5, 0.1], 0.1) == 10000
 
 
 def test_the_command_estimates_runs_and_reports(finished: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

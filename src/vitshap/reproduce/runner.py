@@ -56,8 +56,7 @@ def tasks_of(profile: Profile, chosen: Iterable[Specification]) -> list[Task]:
             setting = profile.setting(panel.data, panel.model)
             if setting is None:
                 continue
-            extra = ("kernelshap-default",) if one.kind == "kernelshap-error" else ()
-            for name in with_needs((panel.step, *extra)):
+            for name in with_needs((panel.step,)):
                 tasks.setdefault((setting.name, name), Task(setting, name))
     return list(tasks.values())
 

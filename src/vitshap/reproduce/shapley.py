@@ -91,16 +91,19 @@ def measure_kernelshap(context: Context, folder: Path, *, kind: str) -> dict[str
     errors = {name: torch.cat([part[name] for part in parts], 1) for name in MEASURES}  # [points, N, K]
     found: dict[str, Any] = {"evaluations": parts[0]["evaluations"].tolist(), "images": len(targets)}
     found["curves"] = {name: by_class(each, targets) for name, each in errors.items()}
-    explainers = {}
+    return found
+
+
+def measure_explainers(context: Context, folder: Path) -> dict[str, Any]:
+    """Measure the errors of both explainers on the same images."""
+    known, targets = stored_truth(context), predictions(context)
+    pixels, found = context.pixels(context.surrogate, context.compared), {}
     for row, explainer in context.explainers().items():
         with torch.no_grad():
-            values = explainer(context.pixels(context.surrogate, context.compared)).values.double()
-        explainers[row] = {
-            name: by_class(each[None], targets) for name, each in errors_to(values, known.values).items()
-        }
-    found["explainers"] = explainers
-    found["crossing"] = {row: _crossings(found, of) for row, of in explainers.items()}
-    return found
+            values = explainer(pixels).values.double()
+        errors = errors_to(values, known.values)
+        found[row] = {name: by_class(each[None], targets) for name, each in errors.items()}
+    return {"images": len(targets), "rows": found}
 
 
 def errors_to(values: Tensor, known: Tensor) -> dict[str, Tensor]:
@@ -127,35 +130,6 @@ def by_class(errors: Tensor, targets: Tensor) -> dict[str, dict[str, list[float]
         spread = (per_image - mean[:, None]).square().nansum(1) / (count - 1).clamp(min=1)
         found[name] = {"mean": mean.tolist(), "interval": (1.96 * (spread / count).sqrt()).tolist()}
     return found
-
-
-def crossing(evaluations: list[float], curve: list[float], level: float, *, falls: bool) -> float | None:
-    """Return the evaluations at which a curve passes a level, interpolated between points on a logarithmic scale.
-
-    ``falls``: whether the curve falls, as a distance does. None: it never passes it; the first point if it starts beyond.
-    """
-    sign = 1.0 if falls else -1.0
-    for i, value in enumerate(curve):
-        if sign * value > sign * level:
-            continue
-        if i == 0:
-            return evaluations[0]
-        before = curve[i - 1]
-        share = (before - level) / (before - value) if before != value else 1.0
-        return float(evaluations[i - 1] * (evaluations[i] / evaluations[i - 1]) ** share)
-    return None
-
-
-def _crossings(found: dict[str, Any], of: dict[str, Any]) -> dict[str, dict[str, float | None]]:
-    return {
-        measure: {
-            classes: crossing(
-                found["evaluations"], curve["mean"], of[measure][classes]["mean"][0], falls=measure == "distance"
-            )
-            for classes, curve in curves.items()
-        }
-        for measure, curves in found["curves"].items()
-    }
 
 
 def _run(game: Game, kind: str, budget: int, known: Tensor, seed: int) -> dict[str, Tensor]:

@@ -42,6 +42,8 @@ MAIN_METHODS = tuple(name for name in ALL_METHODS if name not in _LEFT_OUT)
 """Rows of the tables in its main text, and ours."""
 EVALUATED_PARTS = ("rivals", "variants", "train-explainer-paper", "train-explainer-default")
 """Methods that are evaluated in a step of their own: those of the main text, their variants, each explainer."""
+ERROR_STEPS = ("kernelshap-paired", "kernelshap-unpaired", "kernelshap-default", "explainer-error")
+"""Steps that measure errors against converged Shapley values."""
 MAP_METHODS = (
     "attention-last",
     "attention-rollout",
@@ -320,7 +322,7 @@ def _figures() -> list[Specification]:
             "figure-12",
             "Error of KernelSHAP against evaluations",
             "kernelshap-error",
-            (*each("kernelshap-paired", "imagenette"), *each("kernelshap-unpaired", "imagenette")),
+            tuple(Panel("imagenette", "vit-base", step) for step in ERROR_STEPS),
             SHAPLEY_IMAGES,
             ("kernelshap-original", "kernelshap", *EXPLAINERS),
             ("distance", "pearson", "spearman"),

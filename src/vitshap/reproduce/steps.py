@@ -104,10 +104,17 @@ def _measurements() -> Iterable[Step]:
             f"kernelshap-{kind}",
             "error of our KernelSHAP" if kind == "default" else f"error of KernelSHAP as published, {kind}",
             "shapley:measure_kernelshap",
-            (*MODELS, *EXPLAINERS, "truth"),
+            (*MODELS, "truth"),
             (*compared, "scale.unpaired" if kind == "unpaired" else "scale.paired"),
             (("kind", kind),),
         )
+    yield Step(
+        "explainer-error",
+        "error of both explainers",
+        "shapley:measure_explainers",
+        (*MODELS, *EXPLAINERS, "truth"),
+        compared,
+    )
     subsets = (*evaluated, "scale.subsets")
     for name, what in (("main", "predicted class and all others"), ("abnormal", "images predicted abnormal, or not")):
         reads = (*subsets, "setting")
@@ -254,6 +261,5 @@ def with_needs(names: Iterable[str]) -> list[str]:
 
 
 def needed(specification: Specification) -> list[str]:
-    """Return all steps of a table or figure, in order; those of figure 12 include our own estimator."""
-    extra = ("kernelshap-default",) if specification.kind == "kernelshap-error" else ()
-    return with_needs((*(panel.step for panel in specification.panels), *extra))
+    """Return all steps of a table or figure, in order."""
+    return with_needs(panel.step for panel in specification.panels)

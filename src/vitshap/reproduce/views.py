@@ -266,6 +266,9 @@ class Viewer:
         for result in results.values():
             self._count(view, result)
         known = {kind: result for kind, result in results.items() if result is not None}
+        explainers = self._found(view, panel, "explainer-error")[1]
+        self._count(view, explainers)
+        lines = {} if explainers is None else explainers.values["rows"]
         columns = (Column("compared", title="evaluations at which it passes"), *(Column(row) for row in EXPLAINERS))
         table = Table("Evaluations per image at which KernelSHAP passes an explainer (distance)", columns)
         for classes in ("target", "non-target"):
@@ -277,8 +280,8 @@ class Viewer:
                     if curve is not None:
                         bands[kinds[kind]] = _band(result.values["evaluations"], curve["mean"], curve["interval"])
                 reach = [band.x for band in bands.values()]
-                for row in EXPLAINERS if known else ():
-                    line = next(iter(known.values())).values["explainers"][row][measure].get(classes)
+                for row in lines if reach else ():
+                    line = lines[row][measure].get(classes)
                     if line is not None:
                         ends = [min(float(x[0]) for x in reach), max(float(x[-1]) for x in reach)]
                         bands[ROWS[row]] = _band(ends, [line["mean"][0]] * 2, [line["interval"][0]] * 2)
@@ -287,9 +290,11 @@ class Viewer:
                 charts.append(chart)
             self._add_charts(view, f"errors-{classes}", charts)
             for kind, result in known.items():
-                passed = {row: result.values["crossing"][row]["distance"].get(classes) for row in EXPLAINERS}
-                first = result.values["evaluations"][0]
-                shown = {row: _passed(one, first) for row, one in passed.items()}
+                curve = result.values["curves"]["distance"].get(classes)
+                shown = dict.fromkeys(EXPLAINERS, NOT_RUN)
+                for row in lines if curve is not None else ():
+                    level, evaluations = lines[row]["distance"][classes]["mean"][0], result.values["evaluations"]
+                    shown[row] = _passed(crossing(evaluations, curve["mean"], level), evaluations[0])
                 table.add(compared=f"{kinds[kind]}, {classes}", **shown)
         table.notes.append(
             "The paper: about 120,000 for KernelSHAP as published, about 40,000 with pairs (target class)."
@@ -315,6 +320,22 @@ class Viewer:
         drawn = [chart for chart in charts if chart.bands]
         if drawn:
             view.charts[f"{view.specification.id}-{name}.png"] = drawn
+
+
+def crossing(evaluations: Sequence[float], curve: Sequence[float], level: float) -> float | None:
+    """Return the evaluations at which an error falls to a level, interpolated between points on a logarithmic scale.
+
+    None: it never does; the first point if it starts below.
+    """
+    for i, value in enumerate(curve):
+        if value > level:
+            continue
+        if i == 0:
+            return evaluations[0]
+        before = curve[i - 1]
+        share = (before - level) / (before - value)
+        return float(evaluations[i - 1] * (evaluations[i] / evaluations[i - 1]) ** share)
+    return None
 
 
 def _passed(evaluations: float | None, first: float) -> str:
