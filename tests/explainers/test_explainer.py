@@ -58,7 +58,7 @@ def test_training_and_selection_use_the_null_value_of_each_image(wrapping: dict[
     explainer, game = Explainer(model), model.game(pixels)
     some = torch.rand(6, 8, model.num_players, generator=torch.Generator().manual_seed(0)) < 0.5
     expected = explainer_loss(explainer(pixels).values, some, game(some), game.null)
-    found = PaperStep(explainer, compiled=False)(pixels, some)
+    found = PaperStep(explainer, Evaluator(model), compiled=False)(pixels, some)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
     unseen = Images(model, pixels, None, seed=0)
     held_out = ValidationSet(tmp_path, Evaluator(model), unseen, pairs=4)

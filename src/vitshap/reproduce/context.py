@@ -87,10 +87,12 @@ class Context:
     def default_explainer(self) -> ExplainerTraining:
         """Settings of the explainer by our default procedure."""
         recipe = load_recipe(self.setting.default_recipe, settings=self.scale.default_training)
-        config = recipe.explainer
-        if self.device.type == "cpu":
-            config = replace(config, compiled=False)
-        return config
+        return replace(recipe.explainer, compiled=self.device.type == "cuda")
+
+    @cached_property
+    def paper_explainer(self) -> ExplainerTraining:
+        """Settings of the explainer by the paper's procedure."""
+        return replace(self.recipe.explainer, compiled=self.device.type == "cuda")
 
     @cached_property
     def described(self) -> dict[str, Any]:
@@ -195,7 +197,7 @@ class Context:
 
     def explainer_config(self, step: str) -> ExplainerTraining:
         """Return the settings of a step that trains an explainer."""
-        return self.default_explainer if step == "train-explainer-default" else self.recipe.explainer
+        return self.default_explainer if step == "train-explainer-default" else self.paper_explainer
 
     def explainers(self) -> dict[str, Explainer]:
         """Return both explainers of the surrogate, by their row."""

@@ -90,7 +90,7 @@ def train_explainer(context: Context, folder: Path, step: str) -> Outcome:
 def train_explainer_masked(context: Context, folder: Path) -> Outcome:
     """Train an explainer of the masked classifier by the paper's procedure."""
     model = context.trained("train-masked-classifier")
-    return fitted(context, folder, model, context.recipe.explainer, classifier=model)
+    return fitted(context, folder, model, context.paper_explainer, classifier=model)
 
 
 def fitted(
@@ -123,7 +123,7 @@ def ablation(context: Context, folder: Path, variant: str) -> Outcome:
 
 def _variant(context: Context, folder: Path, variant: str) -> ExplainerTraining:
     """Return the paper's training with one change."""
-    paper = replace(context.recipe.explainer, procedure="paper")
+    paper = replace(context.paper_explainer, procedure="paper")
     network = paper.network or ExplainerConfig()
     changes: dict[str, dict[str, Any]] = {
         "no-block-frozen": {"extra_block": False, "train_trunk": False},

@@ -175,7 +175,8 @@ def _paper_task(explainer: Explainer, images: Images, validation: ValidationSet,
     def validate() -> dict[str, float]:
         return validation.losses(explainer, config.validation_batch_size)
 
-    return Task(PaperStep(explainer, compiled=config.compiled is True), explainer, batches, len(images), validate)
+    step = PaperStep(explainer, validation.evaluator, compiled=config.compiled is True)
+    return Task(step, explainer, batches, len(images), validate)
 
 
 def _values_task(explainer: Explainer, store: ValueStore, validation: ValidationSet, config: ExplainerTraining) -> Task:
@@ -213,13 +214,17 @@ class _Step(nn.Module):
 class PaperStep(_Step):
     """Returns the paper's loss of a batch with new coalitions."""
 
+    def __init__(self, explainer: Explainer, evaluate: Evaluator, *, compiled: bool) -> None:
+        super().__init__(explainer, compiled=compiled)
+        self._evaluate = evaluate  # no module: it holds a copy of the surrogate, which is not trained
+        self._checked = False
+
     def forward(self, pixels: Tensor, coalitions: Tensor) -> Tensor:
-        surrogate = self.explainer.surrogate
-        with torch.no_grad():
-            full, coalition_values = (
-                surrogate.link(surrogate.logits(pixels, s, finite=False)) for s in (None, coalitions)
-            )
-            base = self.explainer.base_values(pixels)
+        with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
+            # The first batch shows whether half precision suffices; waiting for each would take longer than the step.
+            evaluate = self._evaluate.unchecked if self._checked else self._evaluate
+            full, coalition_values = evaluate(pixels, coalitions)
+            self._checked, base = True, self.explainer.base_values(pixels)
         (values, _), scale = self.predict(pixels, full, base), self.explainer.scale
         return explainer_loss(values / scale, coalitions, coalition_values / scale, base / scale)
 

@@ -220,7 +220,7 @@ class _Clock:
                     yield pixels, drawn(batch), *values
 
             step = (
-                PaperStep(explainer, compiled=False)
+                PaperStep(explainer, evaluator, compiled=False)
                 if paper
                 else ValuesStep(explainer, default_plan(surrogate), config.values, compiled=False)
             )

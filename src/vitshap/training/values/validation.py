@@ -49,7 +49,7 @@ class ValidationSet:
 
         Each image has ``pairs`` coalitions of ``law`` (by default the Shapley kernel) and ``planned`` of ``plan``.
         """
-        self.images, self.plan, self.weighting = images, plan, weighting
+        self.evaluator, self.images, self.plan, self.weighting = evaluate, images, plan, weighting
         self.predicted_class_weight = predicted_class_weight
         self.output = evaluate.model.output
         law = law or shapley_kernel(evaluate.model.num_players)
