@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import vitshap
 from tests.baselines.test_relevance import token_scores
 from tests.models import nets
-from vitshap.baselines.interception import patch_embedding
+from vitshap.baselines.interception import patch_embedding, within_memory
 from vitshap.methods.base import image_generators
 
 FAMILY = "timm ViT"
@@ -137,3 +137,22 @@ def test_occlusion_is_a_plain_loop(removal: str | None, model: Any, pixels: Tens
             torch.testing.assert_close(rise.values[image, player], expected, atol=1e-5, rtol=1e-4)
     with pytest.raises(ValueError, match='did you mean "pixels"'):
         vitshap.method("rise", model, removal="pixel")(pixels)
+
+
+def test_less_is_computed_at_once_where_memory_ends() -> None:
+    sizes: list[int] = []
+
+    def compute(part: Tensor) -> tuple[Tensor, ...]:
+        if len(part) > 2:
+            raise torch.OutOfMemoryError("no memory left")
+        sizes.append(len(part))
+        return part.square(), part[:, 0]
+
+    inputs = torch.arange(14.0).view(7, 2)
+    (squares, firsts), fitting = within_memory(compute, inputs, 5)
+    torch.testing.assert_close(squares, inputs.square())
+    torch.testing.assert_close(firsts, inputs[:, 0])
+    assert sizes == [2, 2, 2, 1]
+    assert fitting == 2
+    with pytest.raises(torch.OutOfMemoryError):
+        within_memory(lambda part: compute(part.new_zeros(3, 2)), inputs, 5)

@@ -128,13 +128,39 @@ def gradients(
     def product(seed: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(output, wanted, seed, retain_graph=True, materialize_grads=True)
 
+    def products(part: Tensor) -> tuple[Tensor, ...]:
+        # torch.vmap, and not is_grads_batched=True, whose older implementation computes some operations one by one
+        return torch.vmap(product)(part) if len(part) > 1 else tuple(one[None] for one in product(part[0]))
+
+    fitting = at_once
     for start in range(0, len(seeds), at_once):
         part = seeds[start : start + at_once]
-        # torch.vmap, and not is_grads_batched=True, whose older implementation computes some operations one by one
-        found = torch.vmap(product)(part) if len(part) > 1 else tuple(one[None] for one in product(part[0]))
+        found, fitting = within_memory(products, part, fitting)
         if not all(bool(torch.isfinite(one).all()) for one in found):
             raise ValueError(f"the gradient is not finite: {_operation_with_nan(product, part)}")
         yield found
+
+
+def within_memory(
+    compute: Callable[[Tensor], tuple[Tensor, ...]], inputs: Tensor, at_once: int
+) -> tuple[tuple[Tensor, ...], int]:
+    """Compute all ``inputs``, ``at_once`` of them together, or fewer after an out-of-memory error; return how many fitted."""
+    found: list[tuple[Tensor, ...]] = []
+    start = 0
+    while start < len(inputs):
+        part = inputs[start : start + at_once]
+        try:
+            found.append(compute(part))
+        except torch.OutOfMemoryError:
+            if len(part) == 1:
+                raise
+        else:
+            start += len(part)
+            continue
+        # Outside the handler, whose traceback would keep tensors alive.
+        torch.cuda.empty_cache()
+        at_once = max(1, len(part) // 2)
+    return tuple(torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True)), at_once
 
 
 def _operation_with_nan(product: Callable[[Tensor], tuple[Tensor, ...]], seeds: Tensor) -> str:

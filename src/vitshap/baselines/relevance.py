@@ -35,7 +35,7 @@ class Lrp(TokenMethod):
             raise ValueError(f"{self.name}: the blocks of {type(adapter.net).__name__} have no residual connections")
         attention, weights = block_attention(plain, adapter), block_attention(relevance, adapter)
         wanted = [*weights, relevance.tokens]
-        at_once = max(1, numbers_at_once(pixels.device) // (4 * sum(one.numel() for one in attention)))
+        at_once = max(1, numbers_at_once(pixels.device) // (8 * sum(one.numel() for one in attention)))
         first = one_hot_seeds(targets, plain.logits)
         second = one_hot_seeds(targets, relevance.logits) * safe_divide(
             torch.ones_like(relevance.logits), relevance.logits
