@@ -42,7 +42,9 @@ def test_numbers_of_finished_steps_appear(finished: Runner, tmp_path: Path, monk
     stored.rename(tmp_path / pages.DATA / pages.PUBLISHED)
     assert not list(tmp_path.rglob("*.safetensors"))
     made = pages.pages(tmp_path)
-    mean = finished.store.find("digits", "evaluate-main").values["target"]["metrics"]["insertion"]["vitshap"]["mean"]
+    mean = finished.store.find("digits", "evaluate-main-explainer-default").values["target"]["metrics"]["insertion"][
+        "vitshap"
+    ]["mean"]
     assert f"{mean:.3f}" in made["index.md"]
     assert "not run" not in made["tables.md"]
     assert "`vitshap reproduce --step digits/removal --profile smoke`" in made["figures.md"]

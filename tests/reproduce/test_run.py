@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +19,9 @@ from vitshap.reproduce import command
 from vitshap.reproduce.context import Sources
 from vitshap.reproduce.profiles import PROFILES
 from vitshap.reproduce.runner import FILES, LARGEST, Runner, Task, named_tasks, tasks_of
-from vitshap.reproduce.specifications import SPECIFICATIONS
+from vitshap.reproduce.specifications import ALL_METHODS, EXPLAINERS, MAIN_METHODS, SPECIFICATIONS
 from vitshap.reproduce.store import SHARD, Store, rounded
-from vitshap.reproduce.views import Viewer, crossing
+from vitshap.reproduce.views import ROWS, Viewer, crossing
 
 run = CliRunner().invoke
 
@@ -39,11 +40,22 @@ def test_every_table_and_figure_is_filled(finished: Runner, name: str) -> None:
 
 def test_a_view_shows_the_numbers_of_its_step_and_of_the_paper(finished: Runner) -> None:
     view = Viewer(TINY, finished.store).view(SPECIFICATIONS["table-1"])
-    measured = finished.store.find("digits", "evaluate-main").values["target"]["metrics"]
+    measured = finished.store.find("digits", "evaluate-main-rivals").values["target"]["metrics"]
     row = next(row for row in view.tables[0].rows if row["method"].value == "LRP")
     assert f"{measured['deletion']['lrp']['mean']:.3f}" in row["deletion"].value
     assert row["deletion paper"].value == "0.779 ± 0.014"
     assert f"{measured['faithfulness formula']['lrp']['mean']:.3f}" in row["faithfulness formula"].value
+
+
+def test_methods_that_were_not_evaluated_are_not_run(finished: Runner, tmp_path: Path) -> None:
+    shutil.copytree(finished.store.folder("digits", "evaluate-main-rivals"), tmp_path / "digits/evaluate-main-rivals")
+    view = Viewer(TINY, Store(tmp_path)).view(SPECIFICATIONS["table-7"])
+    cells = {row["method"].value: row["insertion"].value for row in view.tables[0].rows}
+    assert {method for method, cell in cells.items() if cell == "not run"} == {
+        ROWS[row] for row in (*EXPLAINERS, *set(ALL_METHODS) - set(MAIN_METHODS))
+    }
+    assert view.filled > 0
+    assert view.not_run > 0
 
 
 def test_charts_are_drawn(finished: Runner, tmp_path: Path) -> None:

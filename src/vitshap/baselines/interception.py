@@ -144,7 +144,7 @@ def gradients(
 def within_memory(
     compute: Callable[[Tensor], tuple[Tensor, ...]], inputs: Tensor, at_once: int
 ) -> tuple[tuple[Tensor, ...], int]:
-    """Compute all inputs, ``at_once`` of them together, or fewer after an out-of-memory error; return how many fitted too."""
+    """Compute all inputs, ``at_once`` together or fewer after an out-of-memory error; return how many fitted too."""
     found: list[tuple[Tensor, ...]] = []
     start = 0
     while start < len(inputs):

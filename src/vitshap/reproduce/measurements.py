@@ -29,7 +29,7 @@ from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating
 from vitshap.reproduce.context import EXPLAINER_STEPS, SEED, Context
 from vitshap.reproduce.shapley import VALUES, predictions, stored_truth
-from vitshap.reproduce.specifications import ALL_METHODS, EVALUATED_PARTS, EXPLAINERS, MAIN_METHODS, evaluated_step
+from vitshap.reproduce.specifications import ALL_METHODS, EXPLAINERS, MAIN_METHODS
 from vitshap.training.batches import Images
 from vitshap.training.values.store import Evaluator
 
@@ -72,18 +72,6 @@ def evaluate_methods(context: Context, folder: Path, *, which: str, part: str) -
         methods = {row: context.explainer(step) for row, step in EXPLAINER_STEPS.items() if step == part}
     metrics = ["insertion", "deletion", *(f"{name}:subsets={context.scale.subsets}" for name in FAITHFULNESS.values())]
     return _tables(context, folder, context.surrogate, context.classifier, methods, metrics, which)
-
-
-def join_parts(context: Context, folder: Path, *, which: str) -> dict[str, Any]:
-    """Join the results of ``evaluate_methods``."""
-    joined: dict[str, Any] = {}
-    for part in EVALUATED_PARTS:
-        for classes, found in context.result(evaluated_step(which, part)).values.items():
-            whole = joined.setdefault(classes, {"images": found["images"], "metrics": {}, "curves": {}})
-            for kind in ("metrics", "curves"):
-                for metric, rows in found[kind].items():
-                    whole[kind].setdefault(metric, {}).update(rows)
-    return joined
 
 
 def evaluate_masked(context: Context, folder: Path) -> dict[str, Any]:

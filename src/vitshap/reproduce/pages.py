@@ -16,9 +16,22 @@ from vitshap.experiments.tables import Column, Table
 from vitshap.files import write_text
 from vitshap.reproduce.paper import METHODS, printed
 from vitshap.reproduce.profiles import PROFILES, Profile
-from vitshap.reproduce.specifications import ALL_METHODS, METRICS, SPECIFICATIONS, Specification
+from vitshap.reproduce.specifications import ALL_METHODS, EVALUATED_PARTS, METRICS, SPECIFICATIONS, Specification
 from vitshap.reproduce.store import RESULT, Store
-from vitshap.reproduce.views import ARROWS, LEGEND, NOT_RUN, ROWS, View, Viewer, marks_of, own_text, printed_text
+from vitshap.reproduce.views import (
+    ARROWS,
+    LEGEND,
+    NOT_RUN,
+    ROWS,
+    View,
+    Viewer,
+    finished_parts,
+    joined,
+    marks_of,
+    own_text,
+    printed_text,
+    was_run,
+)
 
 PUBLISHED = "small"
 """The profile whose results are on the pages."""
@@ -120,7 +133,9 @@ def _glance(docs: Path) -> list[str]:
     setting = profile.setting("imagenette", "vit-tiny")
     assert setting is not None
     store = Store(docs / DATA / PUBLISHED)
-    main, times = (store.find(setting.name, step) for step in ("evaluate-main", "timing"))
+    evaluated = finished_parts(store, setting.name, "evaluate-main")
+    main, times = joined(evaluated), store.find(setting.name, "timing")
+    complete = len(evaluated) == len(EVALUATED_PARTS)
     parts: list[tuple[Any, str]] = [(classes, metric) for classes in ("target", "non-target") for metric in METRICS]
     columns = [Column("method")]
     for classes, metric in parts:
@@ -138,7 +153,9 @@ def _glance(docs: Path) -> list[str]:
                 row.startswith("attention-") and classes == "non-target"
             )
             own = found.get(classes, {}).get("metrics", {}).get(metric, {}).get(row)
-            cells[f"{classes} {metric}"] = own_text(own, marks[part].get(row), run=main is not None, expected=not none)
+            cells[f"{classes} {metric}"] = own_text(
+                own, marks[part].get(row), run=was_run(main, row), expected=not none
+            )
             number = printed("table-7", row, metric, data="imagenette", classes=classes)
             cells[f"{classes} {metric} paper"] = printed_text(number)
         spent = None if times is None else times.values["rows"].get(row)
@@ -156,7 +173,7 @@ def _glance(docs: Path) -> list[str]:
             if (one := printed("table-7", row, part[1], data="imagenette", classes=part[0])) and one.bold
         ]
         measure = f"{part[1]}, {part[0]} classes"
-        best.add(measure=measure, here=", ".join(ours) if main is not None else NOT_RUN, paper=", ".join(theirs))
+        best.add(measure=measure, here=", ".join(ours) if complete else NOT_RUN, paper=", ".join(theirs))
     fastest = None if times is None else min(times.values["rows"].items(), key=lambda item: item[1]["milliseconds"])[0]
     best.add(measure="time per image", here=NOT_RUN if fastest is None else ROWS[fastest], paper="not printed")
     best.notes.append("All methods whose 95 % interval overlaps that of the best mean.")

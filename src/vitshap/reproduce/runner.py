@@ -18,7 +18,7 @@ from vitshap.files import FolderInUse, locked_folder
 from vitshap.reproduce import store as stores
 from vitshap.reproduce.context import SEED, Context, Sources
 from vitshap.reproduce.profiles import Profile, Setting
-from vitshap.reproduce.specifications import SPECIFICATIONS, Specification, specification
+from vitshap.reproduce.specifications import SPECIFICATIONS, Specification, panel_steps, specification
 from vitshap.reproduce.steps import step, with_needs
 from vitshap.training.processes import kept_random_state
 
@@ -56,7 +56,7 @@ def tasks_of(profile: Profile, chosen: Iterable[Specification]) -> list[Task]:
             setting = profile.setting(panel.data, panel.model)
             if setting is None:
                 continue
-            for name in with_needs((panel.step,)):
+            for name in with_needs(panel_steps(panel.step)):
                 tasks.setdefault((setting.name, name), Task(setting, name))
     return list(tasks.values())
 

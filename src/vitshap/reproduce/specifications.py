@@ -123,6 +123,13 @@ def evaluated_step(which: str, part: str) -> str:
     return f"evaluate-{which}-{part.removeprefix('train-')}"
 
 
+def panel_steps(step: str) -> tuple[str, ...]:
+    """Return the steps of a panel: "evaluate-main" and "evaluate-abnormal" are measured in parts, all others in one."""
+    if step not in ("evaluate-main", "evaluate-abnormal"):
+        return (step,)
+    return tuple(evaluated_step(step.removeprefix("evaluate-"), part) for part in EVALUATED_PARTS)
+
+
 def _evaluated(data: str, model: str, *classes: Classes, step: str = "evaluate-main") -> tuple[Panel, ...]:
     return tuple(Panel(data, model, step, one) for one in classes)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitshap.errors import did_you_mean
 from vitshap.reproduce.context import Context
-from vitshap.reproduce.specifications import ABLATIONS, EVALUATED_PARTS, Specification, evaluated_step
+from vitshap.reproduce.specifications import ABLATIONS, EVALUATED_PARTS, Specification, evaluated_step, panel_steps
 from vitshap.reproduce.store import digest
 
 Run = Callable[[Context, Path], Any]
@@ -118,20 +118,11 @@ def _measurements() -> Iterable[Step]:
     subsets = (*evaluated, "scale.subsets")
     for name, what in (("main", "predicted class and all others"), ("abnormal", "images predicted abnormal, or not")):
         reads = (*subsets, "setting")
-        parts = [evaluated_step(name, part) for part in EVALUATED_PARTS]
-        for part, step_name in zip(EVALUATED_PARTS, parts, strict=True):
+        for part in EVALUATED_PARTS:
             needs = (*MODELS, part) if part in EXPLAINERS else MODELS
             options = (("which", name), ("part", part))
             of = f"insertion, deletion and faithfulness, {part.removeprefix('train-')}: {what}"
-            yield Step(step_name, of, "measurements:evaluate_methods", needs, reads, options)
-        yield Step(
-            f"evaluate-{name}",
-            f"insertion, deletion and faithfulness of all methods: {what}",
-            "measurements:join_parts",
-            tuple(parts),
-            (),
-            (("which", name),),
-        )
+            yield Step(evaluated_step(name, part), of, "measurements:evaluate_methods", needs, reads, options)
         suffix = "" if name == "main" else "-abnormal"
         yield Step(
             f"sensitivity{suffix}",
@@ -262,4 +253,4 @@ def with_needs(names: Iterable[str]) -> list[str]:
 
 def needed(specification: Specification) -> list[str]:
     """Return all steps of a table or figure, in order."""
-    return with_needs(panel.step for panel in specification.panels)
+    return with_needs(step for panel in specification.panels for step in panel_steps(panel.step))

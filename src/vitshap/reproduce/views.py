@@ -19,7 +19,7 @@ from vitshap.plots.comparisons import Band, comparison_figure
 from vitshap.plots.comparisons import Panel as Chart
 from vitshap.reproduce.paper import METHODS, Number, printed, tables
 from vitshap.reproduce.profiles import Profile, Setting
-from vitshap.reproduce.specifications import ABLATIONS, EXPLAINERS, OURS, Panel, Specification
+from vitshap.reproduce.specifications import ABLATIONS, EXPLAINERS, OURS, Panel, Specification, panel_steps
 from vitshap.reproduce.store import Result, Store
 
 NOT_RUN = "not run"
@@ -89,16 +89,15 @@ class Viewer:
         setting = self.profile.setting(panel.data, panel.model)
         if setting is None:
             return None, None
-        name = step or panel.step
-        result = self.store.find(setting.name, name)
-        if result is not None:
+        results = finished_parts(self.store, setting.name, step or panel.step)
+        for name, result in results.items():
             about = result.record
             label = f"{setting.label} ({setting.note})" if setting.note else setting.label
             view.sources[f"{setting.name}/{name}"] = (
                 f"{label}; {about['hardware']}, {about['date']}, seed {about['seed']}, {about['seconds']:,.0f} s; "
                 f"`{about['command']}`"
             )
-        return setting, result
+        return setting, joined(results)
 
     def _count(self, view: View, value: object) -> None:
         if value is None:
@@ -132,8 +131,8 @@ class Viewer:
                 own = found.get("metrics", {}).get(metric, {}).get(row)
                 expected = _expected(row, panel, metric)
                 if expected:
-                    self._count(view, own if result is not None and found.get("images") != 0 else None)
-                cells[metric] = own_text(own, marked[metric].get(row), run=result is not None, expected=expected)
+                    self._count(view, own if was_run(result, row) and found.get("images") != 0 else None)
+                cells[metric] = own_text(own, marked[metric].get(row), run=was_run(result, row), expected=expected)
                 if metric != "faithfulness formula":
                     cells[f"{metric} paper"] = printed_text(number)
             table.add(**cells)
@@ -320,6 +319,35 @@ class Viewer:
         drawn = [chart for chart in charts if chart.bands]
         if drawn:
             view.charts[f"{view.specification.id}-{name}.png"] = drawn
+
+
+def finished_parts(store: Store, setting: str, step: str) -> dict[str, Result]:
+    """Return the results of those steps of a panel that have finished."""
+    found = {name: store.find(setting, name) for name in panel_steps(step)}
+    return {name: result for name, result in found.items() if result is not None}
+
+
+def joined(parts: Mapping[str, Result]) -> Result | None:
+    """Return the result of a panel: that of its step, or the rows of all steps in which methods were evaluated."""
+    first = next(iter(parts.values()), None)
+    if first is None or len(parts) == 1:
+        return first
+    values: dict[str, Any] = {}
+    for part in parts.values():
+        for classes, found in part.values.items():
+            whole = values.setdefault(classes, {"images": found["images"], "metrics": {}, "curves": {}})
+            for kind in ("metrics", "curves"):
+                for metric, rows in found[kind].items():
+                    whole[kind].setdefault(metric, {}).update(rows)
+    return Result(first.folder, {**first.record, "values": values})
+
+
+def was_run(result: Result | None, row: str) -> bool:
+    """Whether a method was evaluated, with whatever result."""
+    if result is None:
+        return False
+    parts = result.values.values()
+    return any(part["images"] == 0 or any(row in rows for rows in part["metrics"].values()) for part in parts)
 
 
 def crossing(evaluations: Sequence[float], curve: Sequence[float], level: float) -> float | None:
