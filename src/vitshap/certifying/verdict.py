@@ -1,0 +1,158 @@
+"""The verdict on an explainer, by rules on four numbers.
+
+| number | reliable | use with care | not usable | other images |
+|---|---|---|---|---|
+| share of images below the threshold of confidence | at most 20 % | | | more |
+| loss saved of the uniform explanation's, of what can be saved | | | none or less | |
+| correlation with converged values, predicted class | at least 0.90 | 0.50 to 0.90 | below 0.50 | |
+| coverage of 95 % intervals | 92 to 98 % | other | | |
+
+A number counts by its measured value; where its 95 % interval includes a limit, the verdict says that more images could
+change it. The first verdict of this list that a number asks for is given: other images, not usable, use with care,
+reliable. Images that the model does not know come first, because on them an explainer cannot be judged. A number that was
+not measured, or that this explainer does not have (intervals, probabilities), is named and does not count; without a
+correlation there is no verdict at all.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from vitshap.evaluation.marks import Measured
+from vitshap.explaining.text import percent
+
+MOST_BELOW = 0.20
+"""Share of images below the threshold of confidence up to which they are images that the model knows."""
+GOOD_CORRELATION = 0.90
+USABLE_CORRELATION = 0.50
+COVERAGE = (0.92, 0.98)
+"""Of 95 % intervals; below they are too narrow, above too wide."""
+
+Level: TypeAlias = Literal["reliable", "use with care", "not usable", "other images", "no verdict"]
+SENTENCES: dict[Level, str] = {
+    "reliable": "The explainer's values can be used as they are.",
+    "use with care": "The explainer shows where to look, but its values are inexact: correct those that matter with the "
+    "method refine.",
+    "not usable": "The explainer's values say nothing reliable about this model: train it further, or use a method that "
+    "evaluates the model.",
+    "other images": "These are not images that the model knows: neither its predictions nor their explanations can be "
+    "relied on.",
+    "no verdict": "The reference values are too noisy, or there are none: give more evaluations.",
+}
+ORDER: tuple[Level, ...] = ("other images", "not usable", "use with care", "reliable")
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What the rules read; None: not measured."""
+
+    correlation: Measured | None
+    coverage: Measured | None
+    improvement: Measured | None
+    below: Measured | None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rule says about one number."""
+
+    rule: str
+    value: Measured | None
+    level: Level | None
+    """The verdict that it asks for; None: it does not count."""
+    sentence: str
+    close: bool = False
+    """Whether the interval includes a limit, so that more images could change it."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict and what it rests on."""
+
+    level: Level
+    findings: tuple[Finding, ...]
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in plain words."""
+        return SENTENCES[self.level]
+
+    @property
+    def reasons(self) -> list[str]:
+        """What the findings say that ask for this verdict."""
+        return [one.sentence for one in self.findings if one.level == self.level]
+
+    @property
+    def close(self) -> bool:
+        """Whether more images could change it."""
+        return any(one.close for one in self.findings)
+
+
+def judge(numbers: Numbers, /) -> Verdict:
+    """Apply the rules."""
+    findings = (
+        _below(numbers.below),
+        _improvement(numbers.improvement),
+        _correlation(numbers.correlation),
+        _coverage(numbers.coverage),
+    )
+    asked = {one.level for one in findings if one.level is not None}
+    if "other images" not in asked and numbers.correlation is None:
+        return Verdict("no verdict", findings)
+    return Verdict(next(level for level in ORDER if level in asked), findings)
+
+
+def _below(value: Measured | None) -> Finding:
+    rule = f"at most {percent(MOST_BELOW)} of images below the threshold of confidence"
+    if value is None:
+        return Finding(rule, None, None, "The model has no probabilities of several classes, and so no threshold.")
+    level: Level = "other images" if value.mean > MOST_BELOW else "reliable"
+    said = (
+        f"The model's largest probability is below the threshold of confidence for {percent(value.mean, 1)} of images."
+    )
+    return Finding(rule, value, level, said, _includes(value, MOST_BELOW))
+
+
+def _improvement(value: Measured | None) -> Finding:
+    rule = "a lower loss than equal values for all patches"
+    if value is None or math.isnan(value.mean):
+        return Finding(rule, None, None, "The loss was not compared with that of equal values for all patches.")
+    level: Level = "reliable" if value.mean > 0 else "not usable"
+    said = (
+        f"Of the loss that can be saved against equal values for all patches, it saves {percent(value.mean)}."
+        if value.mean > 0
+        else "Its loss is no lower than that of equal values for all patches."
+    )
+    return Finding(rule, value, level, said, _includes(value, 0.0))
+
+
+def _correlation(value: Measured | None) -> Finding:
+    rule = (
+        f"a correlation with converged values of at least {GOOD_CORRELATION:.2f} (usable from {USABLE_CORRELATION:.2f})"
+    )
+    if value is None:
+        return Finding(rule, None, None, "The correlation with converged values is not known.")
+    level: Level = "not usable"
+    if value.mean >= USABLE_CORRELATION:
+        level = "reliable" if value.mean >= GOOD_CORRELATION else "use with care"
+    said = f"Values of the predicted class have a correlation of {value.mean:.3f} with converged Shapley values."
+    return Finding(
+        rule, value, level, said, any(_includes(value, one) for one in (GOOD_CORRELATION, USABLE_CORRELATION))
+    )
+
+
+def _coverage(value: Measured | None) -> Finding:
+    low, high = COVERAGE
+    rule = f"{percent(low)} to {percent(high)} of values within their 95 % intervals"
+    if value is None:
+        return Finding(rule, None, None, "The explainer has no error bars: vitshap bench calibrate makes them.")
+    level: Level = "reliable" if low <= value.mean <= high else "use with care"
+    said = f"{percent(value.mean, 1)} of values lie within their 95 % intervals"
+    said += "." if level == "reliable" else f": the intervals are too {'narrow' if value.mean < low else 'wide'}."
+    return Finding(rule, value, level, said, any(_includes(value, one) for one in COVERAGE))
+
+
+def _includes(value: Measured, limit: float) -> bool:
+    return value.low <= limit <= value.high
