@@ -204,7 +204,6 @@ def evaluate(
         "vitshap-evaluation"
     ),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how long it would take, and stop.")] = False,
-    record: Annotated[bool, typer.Option("--record", help="Write the numbers into the bundle's card.")] = False,
 ) -> None:
     """Compare methods on a model and images: one table with intervals, curves, and a report."""
     given = dict(locals())

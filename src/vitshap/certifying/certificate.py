@@ -278,18 +278,19 @@ def evaluations_per_second(evaluate: Evaluator, data: ImageData) -> float:
     """Return the speed of ``kernelshap``, by which converged values are computed, timed on a few evaluations."""
     model = evaluate.model
     on_gpu = model.device.type == "cuda"
-    pixels, _ = sample_images(model, data.subset(range(min(TRUTH_BATCH if on_gpu else 1, len(data)))), TRUTH_BATCH)
-    budget, seconds, done = FIRST_TIMED, 0.0, 0
+    few, _ = sample_images(model, data.subset(range(min(TRUTH_BATCH, len(data)))), TRUTH_BATCH)
+    pixels, budget, rate = few if on_gpu else few[:1], FIRST_TIMED, 0.0
     for repeat in range(MOST_TIMED):
         game = model.game(pixels.to(evaluate.dtype))
         started = time.perf_counter()
         found = kernelshap(game, budget=budget, seed=repeat)
         float(found.values.sum())  # waits for the device
-        seconds, done = time.perf_counter() - started, found.evaluations
-        if (seconds >= LONG_ENOUGH and (repeat > 0 or not on_gpu)) or done < budget // 2:  # at first a GPU compiles
-            break
-        budget = budget if on_gpu and repeat == 0 else 4 * budget
-    return len(pixels) * done / seconds
+        seconds = time.perf_counter() - started
+        rate = len(pixels) * found.evaluations / seconds
+        if (seconds >= LONG_ENOUGH and (repeat > 0 or not on_gpu)) or found.evaluations < budget // 2:
+            break  # at first a GPU compiles
+        pixels, budget = few, budget if repeat == 0 else 4 * budget
+    return rate
 
 
 def low_confidence_threshold(known: Tensor, share: float = WARNED) -> float:

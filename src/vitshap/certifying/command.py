@@ -20,6 +20,7 @@ from vitshap.evaluation.command import progress_bars
 from vitshap.evaluation.compare import device_name
 from vitshap.experiments import quality
 from vitshap.explainers import Explainer, bundle
+from vitshap.explainers.card import MEASURES
 from vitshap.files import locked_folder, write_text
 from vitshap.models.base import resolve_device
 from vitshap.training.recipes.timing import duration
@@ -157,5 +158,5 @@ def _finish(options: Options, certificate: Certificate, console: Console) -> Non
         recorded: dict[str, Any] = {"certificate": card_numbers(certificate)}
         if certificate.threshold is not None:
             recorded["unknown_threshold"] = certificate.threshold
-        bundle.record(options.bundle, recorded)
+        bundle.record(options.bundle, recorded, replaces=set(MEASURES) - set(recorded))
         console.print(f"Recorded in {options.bundle}", highlight=False, soft_wrap=True)

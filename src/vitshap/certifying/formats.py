@@ -54,10 +54,10 @@ def bound_numbers(certificate: Certificate) -> dict[str, Any]:
         "loss": float(test.losses.mean()),
         "optimum": compared.optimum,
     }
-    for name, optimum in (("valid", 0.0), ("estimated", compared.optimum)):
-        bound = test.bound(optimum)
-        found[name] = {"bound": bound.bound, "chebyshev": bound.chebyshev, "hoeffding": bound.hoeffding}
-    return {**found, "probability": test.bound().level, "note": BOUND_NOTE}
+    for name, bound in (("valid", test.bound), ("estimated", test.estimated_bound)):
+        if bound is not None:
+            found[name] = {"bound": bound.bound, "chebyshev": bound.chebyshev, "hoeffding": bound.hoeffding}
+    return {**found, "probability": test.bound.level, "note": BOUND_NOTE}
 
 
 def metric_numbers(certificate: Certificate) -> Iterator[tuple[str, str, Measured]]:
@@ -107,7 +107,7 @@ def lines(certificate: Certificate) -> Iterator[str]:
     for one in verdict.findings:
         yield f"  {one.sentence}{'' if one.value is None else f' (95 % interval {interval_text(one)})'}"
     if verdict.close:
-        yield "  A limit lies within an interval: more images could change the verdict."
+        yield "  More images could change the verdict: at an end of an interval it would be another one."
     for drifted in certificate.drift:
         yield f"{drifted.name}: {certificate.verdict_on(drifted).level}"
 

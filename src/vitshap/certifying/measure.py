@@ -185,10 +185,19 @@ class ImageSet:
             return None
         return _measured((self.confidence < threshold).double())
 
-    def bound(self, optimum: float = 0.0) -> SampledBound:
-        """Return Theorem 1's bound with this L*."""
-        most = None if self.largest is None else float(self.largest.max())
-        return SampledBound(self.losses, self.num_players, optimum, most)
+    @property
+    def bound(self) -> SampledBound:
+        """Theorem 1's bound with L* = 0."""
+        return SampledBound(self.losses, self.num_players, self._most)
+
+    @property
+    def estimated_bound(self) -> SampledBound | None:
+        """Theorem 1's bound with L* from converged values; None without them."""
+        return None if self.compared is None else SampledBound(self.compared.excess, self.num_players, self._most)
+
+    @property
+    def _most(self) -> float | None:
+        return None if self.largest is None else float(self.largest.max())
 
 
 def measure(

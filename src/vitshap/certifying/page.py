@@ -51,7 +51,9 @@ def template(name: str) -> Template:
 def to_html(certificate: Certificate, title: str) -> str:
     """Return the page."""
     verdict, compared = certificate.verdict, certificate.compared
-    close = '<p class="small">A limit lies within an interval: more images could change the verdict.</p>'
+    close = (
+        '<p class="small">More images could change the verdict: at an end of an interval it would be another one.</p>'
+    )
     return template("page.html").substitute(
         generator=escape(SOFTWARE),
         policy=POLICY,
@@ -151,7 +153,9 @@ def _drift(certificate: Certificate) -> str:
     headings = ["images", "number", "below the threshold", "ROC area", "accuracy", "loss / uniform"]
     headings += ["correlation", "promised", "coverage", "verdict"]
     rows = [_drift_row(certificate, one) for one in (certificate.test, *certificate.drift)]
-    return table_html("Other images", headings, rows)
+    used = [column for column in range(len(headings)) if any(row[column] for row in rows)]
+    shown = [[row[column] for column in used] for row in (headings, *rows)]
+    return table_html("Other images", shown[0], shown[1:])
 
 
 def _drift_row(certificate: Certificate, images: ImageSet) -> list[str]:
@@ -166,7 +170,7 @@ def _drift_row(certificate: Certificate, images: ImageSet) -> list[str]:
         "" if separated is None else f"{separated:.3f}",
         "" if images.accuracy is None else percent(images.accuracy, 1),
         f"{images.loss.mean / images.uniform_loss.mean:.3f}",
-        "" if correlation is None else f"{correlation.mean:.3f} ({len(compared.names)} images)" if compared else "",
+        "" if compared is None or correlation is None else f"{signed(correlation.mean)} ({len(compared.names)} images)",
         "" if images.promised is None else f"{float(images.promised.mean()):.3f}",
         "" if coverage is None else percent(coverage.mean, 1),
         certificate.verdict_on(images).level,
@@ -223,9 +227,9 @@ def _image(compared: Compared, i: int, certificate: Certificate) -> str:
         f'alt="{escape(f"{compared.names[i]}, {words}")}"><figcaption>{words}</figcaption></figure>'
         for words, drawn in shown
     )
-    correlation = f"{float(compared.correlations()[i]):.2f}".replace("-", _MINUS)
+    correlation = signed(float(compared.correlations()[i]))
     return (
-        f"<li><p><b>correlation {correlation}</b> {escape(label)} {escape(output)}<br>"
+        f"<li><p><b>correlation {correlation}</b>, predicted {escape(label)} ({escape(output)})<br>"
         f'<span class="small">{escape(compared.names[i])}</span></p><div class="trio">{cells}</div></li>'
     )
 
@@ -266,6 +270,11 @@ def _facts(certificate: Certificate) -> list[tuple[str, str]]:
     if certificate.threshold is not None:
         found.append(("threshold of confidence", f"{certificate.threshold:.2f}"))
     return [*found, ("coalitions for the losses", f"{settings.coalitions} of each image")]
+
+
+def signed(correlation: float) -> str:
+    """Return a correlation with three decimals."""
+    return f"{correlation:.3f}".replace("-", _MINUS)
 
 
 def number(value: float) -> str:

@@ -7,17 +7,17 @@
 | correlation with converged values, predicted class | at least 0.90 | 0.50 to 0.90 | below 0.50 | |
 | coverage of 95 % intervals | 92 to 98 % | other | | |
 
-A number counts by its measured value; where its 95 % interval includes a limit, the verdict says that more images could
-change it. The first verdict of this list that a number asks for is given: other images, not usable, use with care,
-reliable. Images that the model does not know come first, because on them an explainer cannot be judged. A number that was
-not measured, or that this explainer does not have (intervals, probabilities), is named and does not count; without a
-correlation there is no verdict at all.
+A number counts by its measured value; if it would give another verdict at an end of its 95 % interval, the verdict says
+that more images could change it. The first verdict of this list that a number asks for is given: other images, not usable,
+use with care, reliable. Images that the model does not know come first, because on them an explainer cannot be judged. A
+number that was not measured, or that this explainer does not have (intervals, probabilities), is named and does not count;
+without a correlation there is no verdict at all.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeAlias
 
 from vitshap.evaluation.marks import Measured
@@ -29,6 +29,10 @@ GOOD_CORRELATION = 0.90
 USABLE_CORRELATION = 0.50
 COVERAGE = (0.92, 0.98)
 """Of 95 % intervals; below they are too narrow, above too wide."""
+
+CORRELATION_RULE = (
+    f"a correlation with converged values of at least {GOOD_CORRELATION:.2f} (usable from {USABLE_CORRELATION:.2f})"
+)
 
 Level: TypeAlias = Literal["reliable", "use with care", "not usable", "other images", "no verdict"]
 SENTENCES: dict[Level, str] = {
@@ -63,8 +67,6 @@ class Finding:
     level: Level | None
     """The verdict that it asks for; None: it does not count."""
     sentence: str
-    close: bool = False
-    """Whether the interval includes a limit, so that more images could change it."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class Verdict:
 
     level: Level
     findings: tuple[Finding, ...]
+    close: bool = False
+    """Whether it would be another one with a number at an end of its interval, so that more images could change it."""
 
     @property
     def sentence(self) -> str:
@@ -84,24 +88,35 @@ class Verdict:
         """What the findings say that ask for this verdict."""
         return [one.sentence for one in self.findings if one.level == self.level]
 
-    @property
-    def close(self) -> bool:
-        """Whether more images could change it."""
-        return any(one.close for one in self.findings)
-
 
 def judge(numbers: Numbers, /) -> Verdict:
     """Apply the rules."""
-    findings = (
+    findings = _findings(numbers)
+    level = _level(findings)
+    ends = [
+        replace(numbers, **{field.name: Measured(end, end, end)})
+        for field in fields(numbers)
+        for end in (getattr(numbers, field.name) or ())[1:]
+        if not math.isnan(end)
+    ]
+    return Verdict(level, findings, close=any(_level(_findings(one)) != level for one in ends))
+
+
+def _findings(numbers: Numbers) -> tuple[Finding, ...]:
+    return (
         _below(numbers.below),
         _improvement(numbers.improvement),
         _correlation(numbers.correlation),
         _coverage(numbers.coverage),
     )
+
+
+def _level(findings: tuple[Finding, ...]) -> Level:
     asked = {one.level for one in findings if one.level is not None}
-    if "other images" not in asked and numbers.correlation is None:
-        return Verdict("no verdict", findings)
-    return Verdict(next(level for level in ORDER if level in asked), findings)
+    known = any(one.rule == CORRELATION_RULE and one.value is not None for one in findings)
+    if "other images" not in asked and not known:
+        return "no verdict"
+    return next(level for level in ORDER if level in asked)
 
 
 def _below(value: Measured | None) -> Finding:
@@ -112,7 +127,7 @@ def _below(value: Measured | None) -> Finding:
     said = (
         f"The model's largest probability is below the threshold of confidence for {percent(value.mean, 1)} of images."
     )
-    return Finding(rule, value, level, said, _includes(value, MOST_BELOW))
+    return Finding(rule, value, level, said)
 
 
 def _improvement(value: Measured | None) -> Finding:
@@ -125,22 +140,19 @@ def _improvement(value: Measured | None) -> Finding:
         if value.mean > 0
         else "Its loss is no lower than that of equal values for all patches."
     )
-    return Finding(rule, value, level, said, _includes(value, 0.0))
+    return Finding(rule, value, level, said)
 
 
 def _correlation(value: Measured | None) -> Finding:
-    rule = (
-        f"a correlation with converged values of at least {GOOD_CORRELATION:.2f} (usable from {USABLE_CORRELATION:.2f})"
-    )
+    rule = CORRELATION_RULE
     if value is None:
         return Finding(rule, None, None, "The correlation with converged values is not known.")
     level: Level = "not usable"
     if value.mean >= USABLE_CORRELATION:
         level = "reliable" if value.mean >= GOOD_CORRELATION else "use with care"
-    said = f"Values of the predicted class have a correlation of {value.mean:.3f} with converged Shapley values."
-    return Finding(
-        rule, value, level, said, any(_includes(value, one) for one in (GOOD_CORRELATION, USABLE_CORRELATION))
-    )
+    number = f"{value.mean:.3f}".replace("-", "\N{MINUS SIGN}")
+    said = f"Values of the predicted class have a correlation of {number} with converged Shapley values."
+    return Finding(rule, value, level, said)
 
 
 def _coverage(value: Measured | None) -> Finding:
@@ -151,8 +163,4 @@ def _coverage(value: Measured | None) -> Finding:
     level: Level = "reliable" if low <= value.mean <= high else "use with care"
     said = f"{percent(value.mean, 1)} of values lie within their 95 % intervals"
     said += "." if level == "reliable" else f": the intervals are too {'narrow' if value.mean < low else 'wide'}."
-    return Finding(rule, value, level, said, any(_includes(value, one) for one in COVERAGE))
-
-
-def _includes(value: Measured, limit: float) -> bool:
-    return value.low <= limit <= value.high
+    return Finding(rule, value, level, said)

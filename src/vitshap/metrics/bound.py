@@ -71,10 +71,9 @@ class SampledBound:
     """Theorem 1 with a loss that was measured on sampled images and coalitions. All bounds of this kind are loose."""
 
     losses: Tensor
-    """``L`` of each image, unscaled, float64 ``[N]``: means over coalitions of the Shapley kernel and classes."""
+    """``L`` of each image, unscaled, float64 ``[N]``: means over coalitions of the Shapley kernel and classes. With
+    them the bounds have ``L* = 0`` and are valid; ``L - L*`` of each image, with an estimated ``L*``, gives estimates."""
     num_players: int
-    optimum: float = 0.0
-    """``L*``. With 0 the bounds are valid; with an estimate they are estimates."""
     most: float | None = None
     """Largest loss that an image can have, for Hoeffding's inequality; None: not known."""
     level: float = LEVEL
@@ -100,7 +99,7 @@ class SampledBound:
         return self._with(self.most * (log(1 / (1 - self.level)) / (2 * len(self.losses))) ** 0.5)
 
     def _with(self, slack: float) -> float:
-        return _root(float(self.losses.mean()) - self.optimum + slack, self.num_players)
+        return _root(float(self.losses.mean()) + slack, self.num_players)
 
 
 def _root(excess: float, num_players: int) -> float:
