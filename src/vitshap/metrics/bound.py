@@ -89,7 +89,8 @@ class SampledBound:
 
         NaN for fewer than two images.
         """
-        return self._with(float(self.losses.std()) / (len(self.losses) * (1 - self.level)) ** 0.5)
+        count = len(self.losses)
+        return float("nan") if count < 2 else self._with(float(self.losses.std()) / (count * (1 - self.level)) ** 0.5)
 
     @property
     def hoeffding(self) -> float | None:
