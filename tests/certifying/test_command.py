@@ -83,6 +83,7 @@ def test_what_the_json_holds(certified: tuple[dict, Path]) -> None:
     assert {(one["metric"], one["method"]) for one in found["metrics"]} == {
         (metric, method) for metric in ("insertion", "deletion") for method in ("explainer", "random")
     }
+    assert not any("too few for converged values" in note for note in found["notes"])
     assert [rule["asks_for"] for rule in found["verdict"]["rules"]] == ["reliable", "reliable", "reliable", None]
 
 

@@ -1,5 +1,6 @@
 """What is measured, against exact values of all coalitions."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,12 @@ import torch
 from scipy import stats
 
 from tests.certifying.small import surrogate, trained, untrained
+from vitshap.certifying import Settings, certify
 from vitshap.certifying.certificate import low_confidence_threshold, roc_auc
 from vitshap.certifying.corruptions import CORRUPTIONS, corruption
 from vitshap.certifying.measure import ImageSet, measure
 from vitshap.data import load_digits
+from vitshap.explainers import Explainer
 from vitshap.explainers.calibration import calibrate
 from vitshap.metrics import error_bound, metric
 from vitshap.metrics.bound import kernel_moments
@@ -120,8 +123,6 @@ def test_constant_values_have_no_correlation(found: ImageSet) -> None:
     compared = found.compared
     assert compared is not None
     flat = compared.explanation
-    from dataclasses import replace
-
     constant = replace(flat, values=flat.values.mean(1, keepdim=True).expand_as(flat.values).contiguous(), stderr=None)
     error = metric("error", truth=compared.truth)(surrogate(), compared.pixels, constant)
     without = replace(compared, explanation=constant, error=error)
@@ -131,8 +132,6 @@ def test_constant_values_have_no_correlation(found: ImageSet) -> None:
 
 
 def test_outputs_without_probabilities_have_no_threshold(tmp_path: Path) -> None:
-    from vitshap.explainers import Explainer
-
     explainer = Explainer(wrap(surrogate().net, output="identity", players=2)).eval()
     options = {"images": 4, "coalitions": 4, "truth_images": 2, "budget": 100}
     found = measure(explainer, load_digits().test, name="numbers", folder=tmp_path, **options)
@@ -174,3 +173,13 @@ def test_corruptions_are_functions_of_pixels(name: str) -> None:
 def test_an_unknown_corruption_is_named() -> None:
     with pytest.raises(ValueError, match='no corruption is named "blurr"; did you mean "blur"'):
         corruption("blurr", (0.0,), (1.0,))
+
+
+def test_noisy_reference_values_are_said_to_be_noisy(tmp_path: Path) -> None:
+    explainer = Explainer(wrap(surrogate().net, players=1)).eval()  # sixteen players are too many for 60 evaluations
+    few = Settings(images=4, truth_images=4, drift_images=0, budget=60, coalitions=2, corruptions=(), metrics=())
+    found = certify(explainer, load_digits(), folder=tmp_path, settings=few)
+    reliability = found.compared.reliability()
+    assert reliability < 0.9
+    assert f"their reliability is {reliability:.2f}" in found.notes[-1]
+    assert found.threshold == low_confidence_threshold(found.validation.confidence)

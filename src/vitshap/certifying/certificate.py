@@ -37,6 +37,8 @@ WARNED = 0.05
 METRICS = ("insertion", "deletion")
 FEWEST = 2
 """Images with converged values: one has no interval."""
+CONVERGED = 0.9
+"""Reliability from which values are called converged without a note."""
 FIRST_TIMED, MOST_TIMED, LONG_ENOUGH = 256, 5, 1.0
 """To estimate the time: evaluations of each image at first, most repetitions (each of four times as many), and the seconds
 that make a measurement."""
@@ -116,6 +118,19 @@ class Certificate:
         """Test images with converged values."""
         assert self.test.compared is not None
         return self.test.compared
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader has to know about the verdict."""
+        found, reliability = [], self.compared.reliability()
+        if self.verdict.close:
+            found.append("More images could change the verdict: at an end of an interval it would be another one.")
+        if not reliability >= CONVERGED:
+            found.append(
+                f"{self.settings.budget:,} evaluations are too few for converged values: their reliability is "
+                f"{reliability:.2f}. Figures are corrected for it, but more evaluations would make them safer."
+            )
+        return found
 
     def verdict_on(self, images: ImageSet) -> Verdict:
         """Return the verdict on one set of images."""

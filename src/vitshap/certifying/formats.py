@@ -34,6 +34,7 @@ def to_json(certificate: Certificate, title: str) -> str:
         "settings": dataclasses.asdict(certificate.settings),
         "threshold": certificate.threshold,
         "verdict": _verdict(certificate.verdict),
+        "notes": certificate.notes,
         "test": _image_set(certificate, certificate.test),
         "validation": _image_set(certificate, certificate.validation),
         "drift": [_image_set(certificate, one) for one in certificate.drift],
@@ -51,7 +52,7 @@ def bound_numbers(certificate: Certificate) -> dict[str, Any]:
     test, compared = certificate.test, certificate.compared
     found: dict[str, Any] = {
         "distance": compared.distance(),
-        "loss": float(test.losses.mean()),
+        "loss": float(compared.losses.mean()),
         "optimum": compared.optimum,
     }
     for name, bound in (("valid", test.bound), ("estimated", test.estimated_bound)):
@@ -106,8 +107,8 @@ def lines(certificate: Certificate) -> Iterator[str]:
     yield f"{verdict.level.upper()}. {verdict.sentence}"
     for one in verdict.findings:
         yield f"  {one.sentence}{'' if one.value is None else f' (95 % interval {interval_text(one)})'}"
-    if verdict.close:
-        yield "  More images could change the verdict: at an end of an interval it would be another one."
+    for note in certificate.notes:
+        yield f"  {note}"
     for drifted in certificate.drift:
         yield f"{drifted.name}: {certificate.verdict_on(drifted).level}"
 

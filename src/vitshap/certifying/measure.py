@@ -80,8 +80,8 @@ class Compared:
         if not reliability >= MIN_RELIABILITY or bool(found.isnan().all()):
             return None
         scale = float(self._of(self.truth.reliability.clamp(min=0).sqrt(), classes).nanmean())
-        mean, low, high = _measured(found)
-        return Measured(mean / scale, low / scale, high / scale)
+        mean, low, high = (one / scale for one in _measured(found))
+        return Measured(mean, max(low, -1.0), min(high, max(mean, 1.0)))
 
     def reliability(self, classes: Classes = "target") -> float:
         """Return the mean reliability of the converged values; NaN if there are no such classes."""
@@ -107,9 +107,12 @@ class Compared:
     def improvement(self) -> Measured:
         """Part of the loss above its optimum that the explainer saves of the uniform explanation's: 1 at best, 0 if it is
         no better, negative if it is worse."""
-        saved = _measured(self.uniform_excess - self.excess)
-        whole = float(self.uniform_excess.mean())
-        return Measured(*(part / whole if whole > 0 else float("nan") for part in saved))
+        left, whole = self.excess, self.uniform_excess
+        if not float(whole.mean()) > 0:
+            return Measured(*(float("nan"),) * 3)
+        share = left.mean() / whole.mean()
+        mean, low, high = _measured(1 - share - (left - share * whole) / whole.mean())  # of a ratio, linearised
+        return Measured(mean, low, min(high, 1.0))
 
     @property
     def optimum(self) -> float:
@@ -231,8 +234,9 @@ def measure(
     for pixels, batch in opened.in_order(BATCH):
         pixels = pixels if corrupt is None else corrupt(pixels)
         explanation = explainer(pixels)
-        some = [i for i, index in enumerate(batch.indices.tolist()) if index in wanted]
-        kept.append((pixels[some], [listed[int(positions[batch.indices[i]])] for i in some]))
+        indices = batch.indices.tolist()
+        some = [i for i, index in enumerate(indices) if index in wanted]
+        kept.append((pixels[some], [listed[int(positions[indices[i]])] for i in some]))
         kept_rows += [done + i for i in some]
         parts.append(_part(explainer, evaluate, pixels, explanation, batch.indices, batch.labels, coalitions))
         done += len(pixels)

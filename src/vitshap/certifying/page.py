@@ -51,9 +51,6 @@ def template(name: str) -> Template:
 def to_html(certificate: Certificate, title: str) -> str:
     """Return the page."""
     verdict, compared = certificate.verdict, certificate.compared
-    close = (
-        '<p class="small">More images could change the verdict: at an end of an interval it would be another one.</p>'
-    )
     return template("page.html").substitute(
         generator=escape(SOFTWARE),
         policy=POLICY,
@@ -66,7 +63,7 @@ def to_html(certificate: Certificate, title: str) -> str:
         kind=_CLASS[verdict.level],
         level=escape(verdict.level),
         sentence=escape(verdict.sentence),
-        close=close if verdict.close else "",
+        notes="".join(f'<p class="note">{escape(note)}</p>' for note in certificate.notes),
         rules="".join(_rule(one) for one in verdict.findings),
         quality=table_html("Quality on test images", ["measure", "value", "95 % interval"], _quality(certificate)),
         histogram=_histogram(compared.correlations()),
@@ -138,7 +135,8 @@ def _bound(certificate: Certificate) -> str:
         if valid is not None:
             rows.append([words, number(valid), number(estimated)])
     optimum = (
-        f"L = {number(found['loss'])}, L* about {number(found['optimum'])}, not multiplied by the number of patches."
+        f"On the images with converged values L is {number(found['loss'])} and L* about {number(found['optimum'])}, not "
+        "multiplied by the number of patches."
     )
     headings = ["mean distance from the exact values", "with L* = 0: valid", "with L* estimated"]
     return (
@@ -181,7 +179,7 @@ def _histogram(correlations: Tensor) -> str:
     """Return the correlations of the images as bars."""
     found = correlations[~correlations.isnan()].clamp(0, 1)
     counts = torch.histc(found, bins=BINS, min=0, max=1).tolist()
-    wide, high, low = 640, 150, 24
+    wide, high, low = 640, 150, 30
     most = max([*counts, 1])
     step = wide / BINS
     bars = "".join(
@@ -191,7 +189,7 @@ def _histogram(correlations: Tensor) -> str:
         if count
     )
     ticks = "".join(
-        f'<text x="{wide * at:.0f}" y="{high + 18}" class="{side}">{at:.2f}</text>'
+        f'<text x="{wide * at:.0f}" y="{high + 22}" class="{side}">{at:.2f}</text>'
         for at, side in ((0.0, "start"), (0.25, ""), (0.5, ""), (0.75, ""), (1.0, "end"))
     )
     label = (

@@ -27,6 +27,7 @@ MOST_BELOW = 0.20
 """Share of images below the threshold of confidence up to which they are images that the model knows."""
 GOOD_CORRELATION = 0.90
 USABLE_CORRELATION = 0.50
+MINUS = "\N{MINUS SIGN}"
 COVERAGE = (0.92, 0.98)
 """Of 95 % intervals; below they are too narrow, above too wide."""
 
@@ -135,11 +136,9 @@ def _improvement(value: Measured | None) -> Finding:
     if value is None or math.isnan(value.mean):
         return Finding(rule, None, None, "The loss was not compared with that of equal values for all patches.")
     level: Level = "reliable" if value.mean > 0 else "not usable"
-    said = (
-        f"Of the loss that can be saved against equal values for all patches, it saves {percent(value.mean)}."
-        if value.mean > 0
-        else "Its loss is no lower than that of equal values for all patches."
-    )
+    saved = percent(value.mean, 1).replace("-", MINUS)
+    said = f"Of the loss that can be saved against equal values for all patches, it saves {saved}"
+    said += "." if value.mean > 0 else ": it is no better than these."
     return Finding(rule, value, level, said)
 
 
@@ -150,7 +149,7 @@ def _correlation(value: Measured | None) -> Finding:
     level: Level = "not usable"
     if value.mean >= USABLE_CORRELATION:
         level = "reliable" if value.mean >= GOOD_CORRELATION else "use with care"
-    number = f"{value.mean:.3f}".replace("-", "\N{MINUS SIGN}")
+    number = f"{value.mean:.3f}".replace("-", MINUS)
     said = f"Values of the predicted class have a correlation of {number} with converged Shapley values."
     return Finding(rule, value, level, said)
 
