@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from tests import chromium
 from tests.certifying.small import trained, untrained
+from tests.evaluation.small import digits_explainer, digits_net
 from vitshap.cli import app
 from vitshap.explainers import bundle
 
@@ -108,6 +109,20 @@ def test_the_card_has_figures_but_no_images(certified: tuple[dict, Path], folder
         "README.md", "config.json", "explainer.safetensors", "surrogate.safetensors"
     ]  # fmt: skip
     bundle.load(folder / "trained")
+
+
+def test_a_single_output_has_no_other_classes(tmp_path: Path) -> None:
+    digits_explainer(digits_net(classes=1)).save_pretrained(tmp_path / "one")
+    few = ("--images", 8, "--truth-images", 4, "--drift-images", 2, "--budget", 200, "--corruptions", "dark")
+    done = run(tmp_path / "one", "--data", "digits", *few, "--out", tmp_path / "out", "--record")
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "out" / "certificate.json").read_text(), parse_constant=pytest.fail)
+    assert found["test"]["converged"]["pearson_others"] is None
+    assert found["test"]["below_threshold"] is None
+    assert found["test"]["accuracy"] is None
+    assert found["threshold"] is None
+    assert found["verdict"]["rules"][0]["asks_for"] is None
+    assert "unknown_threshold" not in bundle.read(tmp_path / "one")["quality"]
 
 
 def test_a_dry_run_computes_nothing(folder: Path, tmp_path: Path) -> None:

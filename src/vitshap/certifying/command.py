@@ -101,7 +101,11 @@ def run(options: Options, console: Console) -> None:
 def open_data(explainer: Explainer, options: Options) -> tuple[Splits, dict[str, ImageData]]:
     """Open the data, divided as in training, and the test images of the other data sets by the names of their files."""
     surrogate = explainer.surrogate
-    splits = quality.open_data(surrogate, options.data, layout=options.layout, split=options.split, cache=options.cache)
+    how: dict[str, Any] = {"layout": options.layout, "split": options.split, "cache": options.cache}
+    if surrogate.num_classes > 1:
+        splits = quality.open_data(surrogate, options.data, **how)
+    else:  # one output has one name, or none, and the data two classes
+        splits = load_data(options.data, channels=surrogate.adapter.channels, **how)
     others: dict[str, ImageData] = {}
     for path in options.others or ():
         if path.name in others:

@@ -178,6 +178,8 @@ def _drift_row(certificate: Certificate, images: ImageSet) -> list[str]:
 def _histogram(correlations: Tensor) -> str:
     """Return the correlations of the images as bars."""
     found = correlations[~correlations.isnan()].clamp(0, 1)
+    if not len(found):
+        return ""
     counts = torch.histc(found, bins=BINS, min=0, max=1).tolist()
     wide, high, low = 640, 150, 30
     most = max([*counts, 1])
