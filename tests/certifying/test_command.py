@@ -26,7 +26,7 @@ def run(*words: object) -> Result:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Bundles of a trained explainer and of one with a new head, and pictures that are no digits."""
+    """Bundles of a trained explainer and of one with a new head, and overexposed pictures, which show no digits."""
     made = tmp_path_factory.mktemp("certify")
     trained().save_pretrained(made / "trained", quality={"accuracy": 0.5, "raw_target": 0.1})
     untrained().save_pretrained(made / "untrained")
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("one", "two"):
         (made / "strange" / name).mkdir(parents=True)
         for i in range(30):
-            picture = Image.fromarray(random.integers(0, 255, (8, 8), dtype=np.uint8))
+            picture = Image.fromarray(random.integers(230, 256, (8, 8), dtype=np.uint8))
             picture.save(made / "strange" / name / f"{i}.png")
     return made
 
@@ -55,6 +55,7 @@ def test_three_verdicts_by_the_rules(certified: tuple[dict, Path], folder: Path)
     assert good["test"]["converged"]["pearson_target"]["mean"] >= 0.9
     strange = good["drift"][1]
     assert strange["name"] == "strange"
+    assert strange["images"] == 60  # all of them: none was trained on
     assert strange["below_threshold"]["mean"] > 0.2
     assert strange["verdict"]["level"] == "other images"
     assert strange["accuracy"] is None  # its classes are not the model's
@@ -148,7 +149,8 @@ def test_a_dry_run_computes_nothing(folder: Path, tmp_path: Path) -> None:
         (("BUNDLE", "--data", "digits", "--metrics", "insert"), "insert"),
         (("BUNDLE", "--data", "digits", "--warned", "2"), "between 0 and 1, got 2"),
         (("BUNDLE", "--data", "digits", "--split", "ours"), "own or authors"),
-        (("BUNDLE", "--data", "digits", "--others", "nowhere"), "nowhere is not a data set"),
+        (("BUNDLE", "--data", "digits", "--others", "nowhere"), "nowhere is neither a folder of images nor an archive"),
+        (("BUNDLE", "--data", "digits", "--others", "EMPTY"), "holds no images"),
         (("BUNDLE", "--data", "STRANGE"), "the data has the classes"),
     ],
 )
@@ -156,7 +158,7 @@ def test_bad_input_ends_with_one_line(
     folder: Path, tmp_path: Path, words: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    places = {"BUNDLE": str(folder / "untrained"), "STRANGE": str(folder / "strange")}
+    places = {"BUNDLE": str(folder / "untrained"), "STRANGE": str(folder / "strange"), "EMPTY": str(tmp_path)}
     done = run(*(places.get(word, word) for word in words), "--out", tmp_path / "out")
     assert done.exit_code == 2, done.output
     assert message in done.stderr

@@ -27,16 +27,19 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
     known = kernel_moments(surrogate().game(val)).shapley_values()
     explainer.calibration = calibrate(explainer, val, known)
     folder = tmp_path_factory.mktemp("truth")
-    return measure(
-        explainer,
-        load_digits().test,
-        name="test",
-        images=360,
-        coalitions=256,
-        truth_images=360,
-        budget=100,
-        folder=folder,
-    )
+    try:
+        return measure(
+            explainer,
+            load_digits().test,
+            name="test",
+            images=360,
+            coalitions=256,
+            truth_images=360,
+            budget=100,
+            folder=folder,
+        )
+    finally:
+        explainer.calibration = None  # other tests use the same explainer
 
 
 def test_error_loss_and_bound_are_those_of_all_coalitions(found: ImageSet) -> None:
