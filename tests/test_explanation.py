@@ -223,6 +223,26 @@ def test_intervals_have_the_level_that_is_asked_for():
         make().interval()
 
 
+def test_the_largest_values_are_drawn_with_their_intervals():
+    explanation = make(stderr=torch.full((2, 6, 3), 0.5))
+    axes = explanation[0].plot_intervals(4, target=1).axes[0]
+    values = explanation.values[0, :, 1]
+    order = values.abs().argsort(descending=True)[:4]
+    drawn = [float(line.get_xdata()[0]) for line in axes.get_lines()[1:8:2]]
+    assert drawn == pytest.approx(values[order].tolist())
+    low, high = (end[0, :, 1] for end in explanation.interval())
+    ends = [list(map(float, line.get_xdata())) for line in axes.get_lines()[0:8:2]]
+    assert ends == [pytest.approx([float(low[i]), float(high[i])]) for i in order.tolist()]
+    assert "95 % interval" in axes.get_xlabel()
+    with pytest.raises(ValueError, match="one image is drawn, not 2"):
+        explanation.plot_intervals()
+    with pytest.raises(ValueError, match="no standard errors"):
+        make()[0].plot_intervals()
+    few = ragged()
+    shown = replace(few, stderr=torch.ones_like(few.values))[1].plot_intervals().axes[0]
+    assert len(shown.get_yticklabels()) == 2  # absent players are left out
+
+
 def test_a_table_leaves_out_absent_players():
     table = ragged().to_dataframe()
     assert table[["image", "player", "column"]].to_numpy().tolist() == [

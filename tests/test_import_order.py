@@ -34,6 +34,7 @@ ORDER = [
     "serving",
     "experiments",
     "evaluation",
+    "certifying",
     "reproduce",
     "demo",
     "bench",

@@ -204,7 +204,6 @@ def evaluate(
         "vitshap-evaluation"
     ),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how long it would take, and stop.")] = False,
-    record: Annotated[bool, typer.Option("--record", help="Write the numbers into the bundle's card.")] = False,
 ) -> None:
     """Compare methods on a model and images: one table with intervals, curves, and a report."""
     given = dict(locals())
@@ -217,6 +216,55 @@ def evaluate(
         if not data:
             raise ValueError("name the images with --data: a folder or archive, or digits")
         from vitshap.evaluation.command import Options, run
+
+        run(Options(**given), console)
+
+
+@app.command()
+def certify(
+    bundle: Annotated[str, typer.Argument(help="Stored explainer: folder, shipped name or hub id.")],
+    data: Annotated[str, typer.Option(help="Data that it was trained on: a folder or archive, or digits.")] = "",
+    others: Annotated[
+        list[Path] | None, typer.Option(help="Other images, a folder or archive; may be repeated.")
+    ] = None,
+    images: Annotated[int, typer.Option(min=2, help="Images of each set, spread evenly.")] = 1000,
+    truth_images: Annotated[int, typer.Option(min=2, help="Test images with converged values.")] = 100,
+    drift_images: Annotated[
+        int, typer.Option(min=0, help="Images with converged values of each corrupted or other set.")
+    ] = 16,
+    budget: Annotated[int, typer.Option(min=100, help="Evaluations of each image with converged values.")] = 65_536,
+    coalitions: Annotated[int, typer.Option(min=2, help="Coalitions of each image for the losses, even.")] = 64,
+    corruptions: Annotated[
+        str, typer.Option(metavar="NAME,...|none", help="Corruptions of the test images.")
+    ] = "noise,blur,contrast,dark",
+    metrics: Annotated[
+        str, typer.Option(metavar="NAME,...|none", help="Metrics of the explainer and of random scores.")
+    ] = "insertion,deletion",
+    warned: Annotated[
+        float | None, typer.Option(help="Choose the confidence threshold anew: share of validation images below it.")
+    ] = None,
+    truth: Annotated[Path | None, typer.Option(help="Folder of converged values; default: in the output.")] = None,
+    layout: Annotated[str, typer.Option(help="How the data is laid out; see `vitshap train`.")] = "auto",
+    split: Annotated[str, typer.Option(metavar="own|authors", help="Split of the data, as in training.")] = "own",
+    cache: Annotated[Path | None, typer.Option(help="Where archives are unpacked.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    compiled: Annotated[bool, typer.Option(help="Compile the surrogate's evaluation (GPU).")] = True,
+    out: Annotated[Path, typer.Option(help="Folder for the page, the JSON and finished parts.")] = Path(
+        "vitshap-certificate"
+    ),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how long it would take, and stop.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="Write the figures into the bundle's card.")] = False,
+) -> None:
+    """Measure a stored explainer on images that it has not seen, and give a verdict: a page, JSON, the bundle's card."""
+    given = dict(locals())
+    from vitshap.errors import user_errors
+
+    with user_errors(resumes=False):
+        if split not in ("own", "authors"):
+            raise ValueError(f"--split is own or authors, got {split!r}")
+        if not data:
+            raise ValueError("name the images with --data: a folder or archive, or digits")
+        from vitshap.certifying.command import Options, run
 
         run(Options(**given), console)
 

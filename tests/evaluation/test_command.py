@@ -12,7 +12,7 @@ from tests.evaluation.small import digits_explainer, digits_net
 from vitshap.cli import app
 from vitshap.data import load_digits
 from vitshap.evaluation import Evaluation
-from vitshap.explainers import Explainer, bundle
+from vitshap.explainers import Explainer
 
 
 @pytest.fixture(scope="module")
@@ -60,22 +60,6 @@ def test_the_default_methods_fit_the_model(stored: Path, tmp_path: Path) -> None
     assert found.labels.tolist() == [3, 3]
 
 
-def test_the_card_records_the_labelled_class(stored: Path, tmp_path: Path) -> None:
-    words = (stored, "--images", 6, "--methods", "explainer", "--metrics", "insertion,deletion", "--classes", "all")
-    options = ("--truth", tmp_path / "truth", "--truth-images", 3, "--budget", 300, "--out", tmp_path / "out")
-    done = run(*words, *options, "--record")
-    assert done.exit_code == 0, done.output
-    quality = bundle.read(stored)["quality"]
-    found = Evaluation.load(tmp_path / "out")
-    assert quality["insertion"] == pytest.approx(found.result("explainer", "insertion").mean, abs=1e-4)
-    assert quality["others_insertion"] == pytest.approx(found.result("explainer", "insertion", "others").mean, abs=1e-4)
-    assert quality["random_deletion"] == pytest.approx(found.result("random", "deletion").mean, abs=1e-4)
-    assert -1 <= quality["raw_target"] <= 1
-    assert found.targets.tolist() == found.labels.tolist()
-    assert [row.name for row in found.rows][-1] == "truth"
-    assert "insertion in random order" in (stored / "README.md").read_text()
-
-
 def test_the_classifier_of_a_bundle_and_a_model_by_name(tmp_path: Path) -> None:
     surrogate, classifier = digits_net(), digits_net(1)
     Explainer(surrogate, classifier=classifier).eval().save_pretrained(tmp_path / "both", include_classifier=True)
@@ -108,7 +92,6 @@ def test_the_classifier_of_a_bundle_and_a_model_by_name(tmp_path: Path) -> None:
         (("BUNDLE", "--classes", "both"), "--classes is target or all"),
         (("BUNDLE", "--target", "eleven"), 'no class is named "eleven"'),
         (("BUNDLE", "--where", "predicted=11"), "classes are 0 to 9"),
-        (("BUNDLE", "--record", "--target", "3"), "--record is about"),
         (("BUNDLE", "--against", "nobody", "--methods", "random", "--images", "2"), 'no row is named "nobody"'),
     ],
 )

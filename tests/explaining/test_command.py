@@ -276,10 +276,15 @@ def test_any_net_at_once_with_error_bars(home: Path, weights: Path) -> None:
     assert "1,000 classes: tench, goldfish" in result.stdout
     assert "not fine-tuned with withheld patches" in result.stdout
     assert "450 evaluations per image, as requested: about " in result.stdout
-    assert " ± " in result.stdout
+    assert " points (95 % interval " in result.stdout
     assert "standard error up to" in result.stdout
     record = json.loads((home / "a.jsonl").read_text())
-    assert len(record["explained"][0]["stderr"]) == 196
+    found = record["explained"][0]
+    assert len(found["stderr"]) == 196
+    best = found["patches"][0]
+    low, high = best["interval"]
+    assert (low, high) == pytest.approx((best["value"] - 1.96 * best["stderr"], best["value"] + 1.96 * best["stderr"]))
+    assert [ends[best["player"]] for ends in found["interval"]] == pytest.approx([low, high], abs=1e-5)
     report = (home / "vitshap-output" / "report.html").read_text()
     assert "standard error up to" in report
     assert "not fine-tuned with withheld patches" in report

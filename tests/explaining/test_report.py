@@ -130,6 +130,9 @@ def test_the_viewer_gets_every_number(tmp_path: Path) -> None:
     with ReportWriter(tmp_path, SUMMARY) as report:
         report.add(replace(entry, explanation=shown, others=(other,)))
     (view,) = _views(_checked(report.path))
+    best = shown.top(1, entry.main)[0][0].value  # of the table for browsers without scripts
+    interval = f"{100 * best:+.1f} ({80.4 * best:.1f} to {119.6 * best:.1f})"
+    assert f'<td class="n">{interval}</td>' in report.path.read_text()
     assert (view["grid"], view["players"], view["box"]) == ([3, 4], list(range(12)), [10, 0, 70, 60])
     assert (view["image_size"], view["unit"], view["additive"]) == ([80, 60], "probability", True)
     assert [(one["name"], one["probability"]) for one in view["predictions"]] == [("dog", 0.7), ("cat", 0.3)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -218,3 +219,10 @@ def test_arrow_keys_say_value_and_interval(opened: Tab) -> None:
     low, high = (100 * (value + side * 1.96 * 0.6 * abs(value)) for side in (-1, 1))
     said = page.locator(".readout").first.inner_text().replace("\N{MINUS SIGN}", "-")
     assert said == f"row 1, column 2: {100 * value:+.1f} points (95 % interval {low:.1f} to {high:.1f})"
+    assert "with 95 % intervals" in page.locator(".best summary").first.text_content()
+    best = explained().explanation.top(1, "dog")[0][0].value
+    low, high = (100 * (best + side * 1.96 * 0.6 * abs(best)) for side in (-1, 1))
+    cell = page.locator(".best tbody td.n").first.text_content().replace("\N{MINUS SIGN}", "-")
+    shown = re.fullmatch(r"(\+\d+\.\d) \((-?\d+\.\d) to (-?\d+\.\d)\)", cell)
+    assert shown is not None, cell
+    assert [float(number) for number in shown.groups()] == pytest.approx([100 * best, low, high], abs=0.11)

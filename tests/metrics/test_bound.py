@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from itertools import chain, combinations, permutations
-from math import comb, factorial
+from math import comb, factorial, isnan, log
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from vitshap.analytic import AnalyticGame, additive, glove, majority, random_unanimity
 from vitshap.coalitions import Coalitions
 from vitshap.game import Game
-from vitshap.metrics import error_bound
+from vitshap.metrics import SampledBound, error_bound
 from vitshap.metrics.bound import kernel_moments
 
 GAMES = {
@@ -116,3 +116,27 @@ def test_games_and_values_that_the_theorem_does_not_cover() -> None:
     absent = Game(nothing, num_players=3, num_outputs=1, player_mask=torch.tensor([[True, True, False]]))
     with pytest.raises(ValueError, match="absent from some images"):
         error_bound(absent, torch.ones(1, 3, 1))
+
+
+def test_sampled_bounds_by_hand() -> None:
+    losses = torch.tensor([0.1, 0.3, 0.2, 0.2], dtype=torch.float64)
+    found = SampledBound(losses, 3, most=2.0)
+    factor = 2 * (1 + 1 / 2)
+    assert found.bound == pytest.approx((factor * 0.2) ** 0.5)
+    deviation = (0.02 / 3) ** 0.5  # of the four losses
+    assert found.chebyshev == pytest.approx((factor * (0.2 + deviation / (4 * 0.05) ** 0.5)) ** 0.5)
+    assert found.hoeffding == pytest.approx((factor * (0.2 + 2.0 * (log(20) / 8) ** 0.5)) ** 0.5)
+    assert SampledBound(losses, 3).hoeffding is None
+    assert SampledBound(-losses, 3).bound == 0
+    assert isnan(SampledBound(losses[:1], 3).chebyshev)
+
+
+def test_sampled_bounds_hold_as_often_as_they_say() -> None:
+    """Of images from a skewed distribution, whose mean loss is known."""
+    random = torch.Generator().manual_seed(0)
+    drawn = torch.rand(2000, 40, generator=random, dtype=torch.float64) ** 4  # mean 1 / 5, at most 1
+    true = SampledBound(torch.full((1,), 0.2, dtype=torch.float64), 5).bound
+    bounds = [SampledBound(losses, 5, most=1.0) for losses in drawn]
+    for name in ("chebyshev", "hoeffding"):
+        assert sum(getattr(bound, name) >= true for bound in bounds) / len(bounds) >= 0.95
+    assert 0.3 < sum(bound.bound >= true for bound in bounds) / len(bounds) < 0.7

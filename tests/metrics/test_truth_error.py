@@ -64,3 +64,21 @@ def test_reference_values_of_other_images_are_refused(measured) -> None:
         error(model, images[:2], exact[:2], truth=known)
     with pytest.raises(ValueError, match='measure is "l2", "pearson" or "spearman", got \'l1\''):
         error(model, images, exact, truth=known, measure="l1")
+
+
+def test_coverage_counts_both_errors(measured) -> None:
+    model, images, known, exact = measured
+    without = method("leave-one-out", model)(images)
+    assert bool(error(model, images, without, truth=known).coverage.isnan().all())
+    shift = torch.linspace(-0.02, 0.02, 9)[None, :, None]
+    shifted = replace(exact, values=exact.values + shift, stderr=torch.full_like(exact.values, 0.004))
+    found = error(model, images, shifted, truth=known).coverage
+    for i in range(5):
+        for c in range(3):
+            inside = [
+                abs(float(shifted.values[i, p, c]) - float(known.values[i, p, c]))
+                <= 1.96 * (0.004**2 + float(known.stderr[i, p, c]) ** 2) ** 0.5
+                for p in range(9)
+            ]
+            assert float(found[i, c]) == pytest.approx(sum(inside) / 9)
+    assert 0 < float(found.mean()) < 1

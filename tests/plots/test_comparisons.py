@@ -49,3 +49,20 @@ def test_bad_curves_are_named() -> None:
         plots.sensitivity_curves({"a": Band(np.zeros(2), np.zeros(3), np.zeros(2))})
     with pytest.raises(ValueError, match="not finite"):
         plots.sensitivity_curves({"a": Band(np.zeros(2), np.full(2, np.nan), np.zeros(2))})
+
+
+def test_values_with_intervals() -> None:
+    names = ["row 1, column 2", "row 3, column 4", "$x^"]
+    figure = plots.interval_figure(names, np.array([0.3, -0.1, 0.0]), np.array([0.2, -0.3, 0]), np.array([0.4, 0.1, 0]))
+    (axes,) = figure.axes
+    lines, points, zero = axes.get_lines()[0:6:2], axes.get_lines()[1:6:2], axes.get_lines()[6]
+    assert [list(line.get_xdata()) for line in lines] == [[0.2, 0.4], [-0.3, 0.1], [0, 0]]
+    assert [float(point.get_xdata()[0]) for point in points] == [0.3, -0.1, 0.0]
+    assert [line.get_alpha() for line in lines] == [1, 0.5, 0.5]  # those that include zero are pale
+    assert list(zero.get_xdata()) == [0, 0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == names
+    assert axes.get_ylim() == (2.5, -0.5)  # the first is at the top
+    with pytest.raises(ValueError, match="2 names need as many"):
+        plots.interval_figure(names[:2], *np.zeros((3, 3)))
+    with pytest.raises(ValueError, match="between the ends"):
+        plots.interval_figure(["a"], np.array([1.0]), np.array([2.0]), np.array([3.0]))

@@ -19,8 +19,6 @@ Split = Annotated[
     Literal["own", "authors"], typer.Option(help="Split that it was trained on; authors: paper-* recipes.")
 ]
 Cache = Annotated[Path | None, typer.Option(help="Where archives are unpacked.")]
-Images = Annotated[int, typer.Option(min=1, help="Test images whose reference values are computed.")]
-Record = Annotated[bool, typer.Option(help="Write the numbers into the bundle's configuration and card.")]
 
 
 @subcommand("estimators")
@@ -78,40 +76,3 @@ def bench_calibrate(
     show(out, judged)
     if record:
         bundles.record_calibration(bundle, calibrate(explainer, known.pixels, known.truth))
-
-
-@subcommand("unknown")
-def bench_unknown(
-    bundle: Bundle,
-    data: Data,
-    others: Annotated[list[Path], typer.Option(help="Images of other classes, a folder or archive; may be repeated.")],
-    layout: Layout = "auto",
-    split: Split = "own",
-    cache: Cache = None,
-    images: Annotated[int, typer.Option(min=20, help="Images of each data set.")] = 1000,
-    warned: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of images of known classes that may be below the threshold.")
-    ] = 0.05,
-    record: Record = False,
-    device: Device = "auto",
-    out: Out = None,
-) -> None:
-    """Choose the probability below which `vitshap explain` reports low confidence, and measure what it detects."""
-    from vitshap.data import load_data
-    from vitshap.experiments import quality
-    from vitshap.explainers import Explainer
-    from vitshap.explainers import bundle as bundles
-
-    if record:
-        bundles.local_folder(bundle)
-    model = Explainer.from_pretrained(bundle, device=resolve_device(device)).surrogate
-    test = quality.open_data(model, data, layout=layout, split=split, cache=cache).test
-    known = quality.top_probabilities(model, test, count=images)
-    tops = {}
-    for path in others:
-        part = load_data(path, cache=cache and cache / path.name, channels=model.adapter.channels).test
-        tops[path.name] = quality.top_probabilities(model, part, count=images)
-    threshold = quality.low_confidence_threshold(known, warned)
-    show(out, quality.separation(known, tops, threshold), threshold=threshold)
-    if record:
-        bundles.record(bundle, {"unknown_threshold": threshold})

@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -21,7 +18,6 @@ from vitshap.evaluation import Comparison, Evaluation, prepare
 from vitshap.evaluation.curves import curves
 from vitshap.evaluation.formats import to_csv, to_json, to_latex, to_markdown, to_terminal
 from vitshap.evaluation.inputs import (
-    EXPLAINER,
     Loaded,
     Options,
     check_words,
@@ -31,19 +27,15 @@ from vitshap.evaluation.inputs import (
     open_data,
 )
 from vitshap.evaluation.page import to_html
-from vitshap.evaluation.result import RANDOM
-from vitshap.evaluation.selection import reference_positions
 from vitshap.experiments import quality
-from vitshap.explainers import bundle
 from vitshap.files import locked_folder, write_text
 from vitshap.models import MaskedModel
 from vitshap.models.base import resolve_device
 from vitshap.training import processes
-from vitshap.training.batches import Images
 from vitshap.training.recipes.timing import duration
 from vitshap.training.values.store import Evaluator
 
-__all__ = ["Options", "figures", "run", "write_files"]
+__all__ = ["Options", "run", "write_files"]
 
 PARTS = "parts"
 """Folder of finished parts, in the output folder."""
@@ -53,8 +45,6 @@ _EVERY = 10.0
 
 def run(options: Options, console: Console) -> None:
     """Compare; the main process prints and writes, others only compute."""
-    if options.record:
-        options = _for_record(options)
     where = resolve_device(options.device)
     processes.join(where)
     main = processes.rank() == 0
@@ -169,7 +159,7 @@ class _Lines:
 
 
 def _finish(options: Options, loaded: Loaded, data: ImageData, evaluation: Evaluation, console: Console) -> None:
-    """Print the table, write all files, and the bundle's card if that was asked for."""
+    """Print the table and write all files."""
     title = f"{loaded.name}: {len(evaluation.rows)} methods compared on {data.name}"
     facts = [
         ("models", loaded.name),
@@ -180,36 +170,6 @@ def _finish(options: Options, loaded: Loaded, data: ImageData, evaluation: Evalu
     console.print(to_terminal(table, title, console.width), highlight=False)
     write_files(options.out, evaluation, title, against=options.against, facts=facts)
     console.print(f"Report: {options.out / 'report.html'}", highlight=False, soft_wrap=True)
-    if options.record and options.bundle is not None:
-        found = figures(evaluation) | _agreement(options, loaded, data)
-        bundle.record(options.bundle, {name: round(value, 4) for name, value in found.items()})
-        console.print(f"Recorded in {options.bundle}: {', '.join(found)}", highlight=False, soft_wrap=True)
-
-
-def _agreement(options: Options, loaded: Loaded, data: ImageData) -> dict[str, float]:
-    """Return the explainer's correlation with reference values, where there are some."""
-    if options.truth is None or loaded.explainer is None:
-        return {}
-    known = truth.load(options.truth, surrogate=loaded.surrogate.fingerprint())
-    images = Images(loaded.surrogate, data.subset(reference_positions(known, data)), None, seed=0)
-    values, labels = [], []
-    for pixels, batch in images.in_order(64):
-        values.append(loaded.explainer(pixels).values)
-        labels.append(batch.labels.cpu())
-    scores = quality.agreement(torch.cat(values), known, torch.cat(labels))
-    return {name: value for name, value in scores.items() if value is not None}
-
-
-def _for_record(options: Options) -> Options:
-    """Return the options for a bundle's card, which is about the labelled class and its own explainer."""
-    if options.bundle is None:
-        raise ValueError("--record writes into a bundle: name one")
-    bundle.local_folder(options.bundle)  # an error before anything is measured
-    if options.where is not None or options.target not in (None, "label"):
-        raise ValueError("--record is about all test images and their labelled class: leave out --where and --target")
-    if options.methods.strip() and EXPLAINER not in [word.strip() for word in options.methods.split(",")]:
-        raise ValueError("--record is about the bundle's explainer: add it to --methods")
-    return replace(options, target="label")
 
 
 def write_files(
@@ -234,22 +194,3 @@ def write_files(
     for one in curves(evaluation):
         figure = plots.comparison_figure([one.panel])
         plots.save(figure, folder / f"{re.sub('[^a-z0-9-]+', '-', one.name.lower())}.png")
-
-
-def figures(evaluation: Evaluation) -> dict[str, float]:
-    """Return the numbers of an explainer that a bundle's card lists: areas of it and of random scores."""
-    rows = {row.kind: row.name for row in evaluation.rows}
-    known = {metric.name for metric in evaluation.metrics}
-    wanted: Mapping[str, tuple[str, str, Literal["target", "others"]]] = {
-        "insertion": (EXPLAINER, "insertion", "target"),
-        "deletion": (EXPLAINER, "deletion", "target"),
-        "others_insertion": (EXPLAINER, "insertion", "others"),
-        "random_insertion": (RANDOM, "insertion", "target"),
-        "random_deletion": (RANDOM, "deletion", "target"),
-    }
-    found = {}
-    for name, (kind, metric, classes) in wanted.items():
-        result = evaluation.result(rows[kind], metric, classes) if kind in rows and metric in known else None
-        if result is not None and result.undefined < len(result.values):
-            found[name] = result.mean
-    return found

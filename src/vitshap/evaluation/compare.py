@@ -341,7 +341,7 @@ class Comparison:
                 "num_classes": self.surrogate.num_classes,
                 "players": self.surrogate.num_players,
                 "precision": str(self.evaluate.dtype).removeprefix("torch."),
-                "device": _device_name(self.surrogate.device),
+                "device": device_name(self.surrogate.device),
                 "note": selection.note,
             },
         )
@@ -358,5 +358,6 @@ def _kind(row: Row) -> str:
     return str(getattr(row.methods[0], "name", row.name))
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """Return the name of a GPU, or CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

@@ -63,7 +63,6 @@ class Options:
     compiled: bool = True
     out: Path = Path("vitshap-evaluation")
     dry_run: bool = False
-    record: bool = False
 
 
 @dataclass(frozen=True, eq=False)

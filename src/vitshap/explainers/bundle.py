@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Collection
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -161,11 +162,12 @@ def local_folder(name: str | os.PathLike[str], /) -> Path:
     return place
 
 
-def record(folder: str | os.PathLike[str], measured: dict[str, Any], /) -> None:
-    """Add measured quality to a bundle's configuration and card; other entries are kept."""
+def record(folder: str | os.PathLike[str], measured: dict[str, Any], /, *, replaces: Collection[str] = ()) -> None:
+    """Add measured quality to a bundle's configuration and card; entries other than ``replaces`` are kept."""
     place = local_folder(folder)
     config = read_config(place)
-    config["quality"] = {**(config.get("quality") or {}), **measured}
+    kept = {name: value for name, value in (config.get("quality") or {}).items() if name not in replaces}
+    config["quality"] = {**kept, **measured}
     for name, text in ((CONFIG, _as_json(config)), (CARD, write_card(config))):
         write_text(place / name, text)
 

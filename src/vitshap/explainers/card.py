@@ -21,10 +21,11 @@ MEASURES = {
     "random_deletion": "deletion in random order",
     "unknown_threshold": "probability threshold: predictions below it are reported as low confidence",
 }
-"""Descriptions of the numbers that ``vitshap evaluate --record`` and ``vitshap bench unknown`` record; others are shown
-by their names.
+"""Descriptions of recorded numbers; others, such as those that ``vitshap certify --record`` writes, are shown by their
+names.
 
-Measures are listed in the order in which they were recorded. "Own class": the class of the image.
+Measures are listed in the order in which they were recorded. "Own class": the class of the image. Only the threshold is
+still recorded: the other names are in cards of earlier versions.
 """
 
 TEMPLATE = """\

@@ -15,6 +15,7 @@ from PIL import Image
 
 from vitshap.explaining.curves import RemovalCurve
 from vitshap.explanation import Explanation
+from vitshap.plots.colours import Z
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom in pixels."""
@@ -162,6 +163,13 @@ class Patch(NamedTuple):
     """What it covers, in pixels of the original photo."""
     place: str
     """Where in the photo that is, in words."""
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Of 95 %; None if the method gives no standard errors, or the value is exact."""
+        if not self.stderr:
+            return None
+        return self.value - Z * self.stderr, self.value + Z * self.stderr
 
     @property
     def cell(self) -> str:

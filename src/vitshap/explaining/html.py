@@ -102,10 +102,11 @@ def _without_script(entry: Explained, summary: Summary, k: int) -> str:
     rows = [_row(rank, patch, unit) for rank, patch in enumerate(best, 1)]
     headings = ["#", "percentage points" if unit == "probability" else "value", "where", "row, column", "pixels"]
     alternative = escape(_alternative(entry, index, best[0]))
+    intervals = "" if errors is None else ", with 95 % intervals"
     return (
         f'<figure><img src="{photo_uri(map_picture, most=PLAIN_SIDE)}" alt="{alternative}"></figure>'
         f"<h3>Prediction</h3>{table_html(f'Prediction for {entry.name}', ['class', 'output'], predicted)}"
-        f"<h3>Patches that support {escape(entry.label(index))} most</h3>"
+        f"<h3>Patches that support {escape(entry.label(index))} most{intervals}</h3>"
         f"{table_html(f'Most important patches of {entry.name}', headings, rows)}"
         "<p>Rows and columns are counted from 1, from the top left of the model's crop. With scripts allowed, this page "
         "shows the maps of all classes.</p>"
@@ -120,8 +121,8 @@ def _alternative(entry: Explained, index: int, best: Patch) -> str:
 
 
 def _row(rank: int, patch: Patch, unit: str) -> list[str]:
-    error = "" if patch.stderr is None else f" ± {text.size_text(patch.stderr, unit)}"
-    value = f"{text.value_text(patch.value, unit)}{error}"
+    interval = "" if patch.interval is None else f" ({text.interval_text(patch.interval, unit)})"
+    value = f"{text.value_text(patch.value, unit)}{interval}"
     return [str(rank), value, patch.place, f"{patch.row + 1}, {patch.column + 1}", patch.pixels]
 
 

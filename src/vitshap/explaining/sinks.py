@@ -274,7 +274,8 @@ def _slug(text: str) -> str:
 
 def _patch(patch: Patch) -> dict[str, Any]:
     found = {"player": patch.player, "value": patch.value, "row": patch.row, "column": patch.column}
-    error = {} if patch.stderr is None else {"stderr": patch.stderr}
+    error: dict[str, Any] = {} if patch.stderr is None else {"stderr": patch.stderr}
+    error |= {} if patch.interval is None else {"interval": list(patch.interval)}
     return {**found, **error, "box": [round(edge, 1) for edge in patch.box], "place": patch.place}
 
 
@@ -301,6 +302,7 @@ def _schema(arrow: Any) -> Any:
             ("full", arrow.float32()),
             ("values", numbers),
             ("stderr", numbers),
+            ("interval", arrow.list_(numbers)),
             ("grid", arrow.list_(arrow.int32())),
             ("box", numbers),
             ("unit", arrow.string()),

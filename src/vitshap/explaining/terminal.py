@@ -192,8 +192,9 @@ def entry_lines(entry: Explained | Failed, source: Source, *, k: int) -> Iterato
     else:
         yield f"  patches that support {entry.label(first)} most{_ends(entry, source)}, rows and columns counted from 1:"
     for rank, patch in enumerate(patches(entry, k, first), 1):
-        error = "" if patch.stderr is None else f" ± {text.size_text(patch.stderr, unit)}"
-        value = text.with_unit(f"{text.value_text(patch.value, unit)}{error}", unit)
+        value = text.with_unit(text.value_text(patch.value, unit), unit)
+        if patch.interval is not None:
+            value += f" (95 % interval {text.interval_text(patch.interval, unit)})"
         yield f"    {rank}. {value}  {patch.place}: {patch.cell} ({patch.pixels})"
     for line in (text.accuracy(entry, first), text.convergence(entry.explanation)):
         if line is not None:

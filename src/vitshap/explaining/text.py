@@ -57,6 +57,12 @@ def value_text(value: float, unit: str) -> str:
     return ("+" if value > 0 else "\N{MINUS SIGN}") + size_text(value, unit) if value else "0"
 
 
+def interval_text(interval: tuple[float, float], unit: str) -> str:
+    """Return the ends of an interval of a value, "5.9 to 7.1"; of a probability in percentage points."""
+    ends = (f"{100 * end:.1f}" if unit == "probability" else plain(end) for end in interval)
+    return " to ".join(ends).replace("-", "\N{MINUS SIGN}")
+
+
 def with_unit(text: str, unit: str) -> str:
     """Return the text of a value with its unit, if it has one."""
     return f"{text} points" if unit == "probability" else text

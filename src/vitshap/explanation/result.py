@@ -244,6 +244,21 @@ class Explanation:
             look=look,
         )
 
+    def plot_intervals(self, k: int = 10, /, *, target: ClassLike | None = None, level: float = 0.95) -> Figure:
+        """Draw the ``k`` largest values of one image, of either sign, with their intervals; pale ones include zero."""
+        if len(self) != 1:
+            raise ValueError(f"one image is drawn, not {len(self)}: use explanation[i].plot_intervals()")
+        values, low, high = (self._column_of(one, target)[0] for one in (self.values, *self.interval(level)))
+        present = torch.ones_like(values) if self.player_mask is None else self.player_mask[0]
+        order = torch.where(present > 0, values.abs(), -1).argsort(descending=True)[: min(k, int(present.sum()))]
+        cells = [position(self, 0, player) for player in order.tolist()]
+        return plots.interval_figure(
+            [f"row {row + 1}, column {column + 1}" for row, column in cells],
+            *(one[order].numpy() for one in (values, low, high)),
+            title=self._caption(target),
+            x_label=f"{plots.UNIT_LABELS[self.unit]}, {100 * level:g} % interval",
+        )
+
     def to_shap(
         self,
         *,

@@ -1,7 +1,7 @@
 """How good an explanation is. A metric is a function of a model, images and their explanation."""
 
 from vitshap.metrics.base import METRICS, Metric, MetricResult, list_metrics, metric, own_classes, predicted_classes
-from vitshap.metrics.bound import ErrorBound, error_bound, shapley_error
+from vitshap.metrics.bound import ErrorBound, SampledBound, error_bound, shapley_error
 from vitshap.metrics.correlations import (
     CoalitionResponses,
     SensitivityN,
@@ -31,6 +31,7 @@ __all__ = [
     "Randomisation",
     "RemovalQuality",
     "Roar",
+    "SampledBound",
     "SensitivityN",
     "TruthError",
     "agreement",

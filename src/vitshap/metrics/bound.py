@@ -1,4 +1,4 @@
-"""Theorem 1 of the paper, computed over all coalitions: the error of given values and the bound that their loss gives.
+"""Theorem 1 of the paper: the error of given values and the bound that their loss gives, over all coalitions or sampled.
 
 The loss of values ``phi`` is ``L = E[(v(s) - v(0) - s'phi)^2]`` under the Shapley kernel p_Sh, a quadratic in ``phi``. One
 pass over all coalitions collects the moments ``E[u^2]`` and ``E[su]`` of the gain ``u = v(s) - v(0)``; with ``E[ss']``,
@@ -7,12 +7,15 @@ known in closed form, they give the loss of any values, and its minimiser among 
 Efficient values differ from the Shapley values by a vector that adds up to zero, and on such vectors ``E[ss']`` is
 ``1 / (2 H_{d-1})`` times the identity. So the theorem's inequality is an equality for one image and class; over several,
 the mean distance is at most the root of the mean squared distance.
+
+A loss that was measured on sampled images bounds the expected one with a chosen probability, by Chebyshev's or Hoeffding's
+inequality. Coalitions and classes of one image are not independent of each other, so the unit of both is the image.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import comb
+from math import comb, log
 from typing import Any
 
 import torch
@@ -31,6 +34,8 @@ ROUNDING = 1e-5
 """Relative tolerance between error and bound, which may be the same number computed in two ways."""
 TINY = 1e-7
 """Root of the rounding error of the difference between a loss and an almost equal optimum."""
+LEVEL = 0.95
+"""Probability with which a sampled bound holds."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -46,12 +51,12 @@ class ErrorBound(MetricResult):
     @property
     def bound(self) -> float:
         """``sqrt(2 H_{d-1} (L - L*))``, with means over images and classes."""
-        return self._root(float(self.losses.mean() - self.optima.mean()))
+        return _root(float(self.losses.mean() - self.optima.mean()), self.num_players)
 
     @property
     def loose_bound(self) -> float:
         """The bound with ``L* = 0``: larger, but valid without the exact values."""
-        return self._root(float(self.losses.mean()))
+        return _root(float(self.losses.mean()), self.num_players)
 
     @property
     def holds(self) -> bool:
@@ -60,9 +65,49 @@ class ErrorBound(MetricResult):
         bound = self.bound * (1 + ROUNDING) + slack
         return self.mean <= bound <= self.loose_bound * (1 + ROUNDING) ** 2 + 2 * slack
 
-    def _root(self, excess: float) -> float:
-        factor = 2 * harmonic_number(self.num_players - 1)
-        return float((factor * max(excess, 0.0)) ** 0.5)
+
+@dataclass(frozen=True, eq=False)
+class SampledBound:
+    """Theorem 1 with a loss that was measured on sampled images and coalitions. All bounds of this kind are loose."""
+
+    losses: Tensor
+    """``L`` of each image, unscaled, float64 ``[N]``: means over coalitions of the Shapley kernel and classes. With
+    them the bounds have ``L* = 0`` and are valid; ``L - L*`` of each image, with an estimated ``L*``, gives estimates."""
+    num_players: int
+    most: float | None = None
+    """Largest loss that an image can have, for Hoeffding's inequality; None: not known."""
+    level: float = LEVEL
+
+    @property
+    def bound(self) -> float:
+        """The bound with the measured mean in place of the expected loss: it does not hold with a known probability."""
+        return self._with(0.0)
+
+    @property
+    def chebyshev(self) -> float:
+        """The bound by Chebyshev's inequality, which holds with probability ``level`` if the variance is the measured one.
+
+        NaN for fewer than two images.
+        """
+        count = len(self.losses)
+        return float("nan") if count < 2 else self._with(float(self.losses.std()) / (count * (1 - self.level)) ** 0.5)
+
+    @property
+    def hoeffding(self) -> float | None:
+        """The bound by Hoeffding's inequality, which holds with probability ``level`` if no loss is above ``most``."""
+        if self.most is None:
+            return None
+        return self._with(self.most * (log(1 / (1 - self.level)) / (2 * len(self.losses))) ** 0.5)
+
+    def _with(self, slack: float) -> float:
+        return _root(float(self.losses.mean()) + slack, self.num_players)
+
+
+def _root(excess: float, num_players: int) -> float:
+    """Return ``sqrt(2 H_{d-1} excess)``; NaN stays NaN."""
+    if excess < 0:
+        return 0.0
+    return float((2 * harmonic_number(num_players - 1) * excess) ** 0.5)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,8 @@
 Reference values are estimates. Their noise adds to a distance and lowers a correlation, even of the exact values. Their
 standard errors and their reliability were stored with them: a squared distance is reduced by the sum of the squared
 standard errors, and a correlation is divided by the square root of the reliability, which is the correlation that exact
-values would have.
+values would have. Intervals of an explanation with standard errors are widened by the reference's own errors before it is
+counted how many hold the reference.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from vitshap.metrics.base import MetricResult, check_matches
 from vitshap.metrics.statistics import correlate
 
 Measure: TypeAlias = Literal["l2", "pearson", "spearman"]
+Z = 1.96
+"""Standard errors on each side of a 95 % interval."""
 MIN_RELIABILITY = 0.1
 """Below it reference values are nearly all noise, and a correlation cannot be corrected for that."""
 
@@ -40,6 +43,8 @@ class TruthError(MetricResult):
     corrected_spearman: Tensor
     reliability: Tensor
     """Of the reference values."""
+    coverage: Tensor
+    """Share of the players whose 95 % interval holds the reference value; NaN without standard errors."""
 
 
 def error(
@@ -93,8 +98,28 @@ def error(
         higher_is_better=measure != "l2",
         class_specific=explanation.class_specific,
         reliability=reliability,
+        coverage=_coverage(explanation, known, noise),
         **found,
     )
+
+
+def inside_intervals(explanation: Explanation, known: Tensor, noise: Tensor) -> Tensor:
+    """Return which 95 % intervals hold reference values ``known`` with standard errors ``noise``, bool ``[B, d, T]``."""
+    if explanation.stderr is None:
+        raise ValueError(f"this explanation by {explanation.method} has no standard errors, and so no intervals")
+    spread = (explanation.stderr.double().square() + noise.square()).sqrt()
+    return (explanation.values.double() - known).abs() <= Z * spread
+
+
+def _coverage(explanation: Explanation, known: Tensor, noise: Tensor) -> Tensor:
+    """Return the share of present players whose interval holds the reference, ``[B, T]``; NaN without intervals."""
+    if explanation.stderr is None:
+        return torch.full_like(known[:, 0], torch.nan)
+    inside = inside_intervals(explanation, known, noise).double()
+    present = (
+        torch.ones_like(inside[..., :1]) if explanation.player_mask is None else explanation.player_mask[..., None]
+    )
+    return (inside * present).sum(1) / present.sum(1)
 
 
 def agreement(values: Tensor, known: Truth, labels: Tensor) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""Line charts that compare methods: a mean curve with a band for each."""
+"""Charts with intervals: a mean curve with a band for each method, and single values with their ends."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from vitshap.plots.colours import UNCERTAIN
 from vitshap.plots.figures import (
     BESIDE,
     MARGIN,
@@ -22,7 +23,7 @@ from vitshap.plots.figures import (
     write_heading,
     write_y_label,
 )
-from vitshap.plots.text import TITLE, finished, fitted, height_of
+from vitshap.plots.text import NOTE, TITLE, finished, fitted, height_of
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 WIDE, HIGH = 3.6, 2.6
 """Inches of a chart."""
+LABELS = 1.2
+"""Inches for the names beside a chart of values."""
 COLOURS = (OWN, *OTHERS)
 STYLES = ("-", "--", "-.", ":")
 
@@ -118,6 +121,38 @@ def comparison_figure(panels: Sequence[Panel], *, title: str = "") -> Figure:
         handles = _draw(axes, panel)
         legend_under(axes, handles, entries[i], width=WIDE, height=HIGH)
         write_y_label(axes, panel.y_label, HIGH)
+    return finished(figure)
+
+
+def interval_figure(
+    names: Sequence[str],
+    values: NDArray[np.floating],
+    low: NDArray[np.floating],
+    high: NDArray[np.floating],
+    *,
+    title: str = "",
+    x_label: str = "value",
+) -> Figure:
+    """Draw values ``[n]`` as points with the lines of their intervals, the first at the top; those that include zero are
+    pale."""
+    values, low, high = (np.asarray(one, dtype=np.float64) for one in (values, low, high))
+    if not len(names) or not len(names) == len(values) == len(low) == len(high):
+        raise ValueError(
+            f"{len(names)} names need as many values and ends of intervals, at least one; got {len(values)}"
+        )
+    if not np.isfinite([values, low, high]).all() or (low > values).any() or (values > high).any():
+        raise ValueError("every value is finite and lies between the ends of its interval")
+    title, rows = fitted(title, WIDE), np.arange(len(names))
+    top, height = MARGIN + 0.1 + height_of(title, TITLE), max(0.24 * len(names), 0.5)
+    figure = empty_figure(LABELS + WIDE + 2 * MARGIN, top + height + UNDER + MARGIN)
+    axes = chart(figure, MARGIN + LABELS, top, WIDE, height, title=title, x_label=x_label)
+    for row in rows:
+        alpha = UNCERTAIN if low[row] <= 0 <= high[row] else 1.0
+        axes.plot([low[row], high[row]], [row, row], color=OWN, linewidth=1.6, alpha=alpha)
+        axes.plot(values[row], row, "o", color=OWN, markersize=4, alpha=alpha)
+    axes.axvline(0, color="#555555", linewidth=0.8)
+    axes.set_yticks(rows, [fitted(name, LABELS - 0.1, lines=1, size=NOTE) for name in names], parse_math=False)
+    axes.set_ylim(len(names) - 0.5, -0.5)
     return finished(figure)
 
 

@@ -98,6 +98,14 @@ export function placeOf(explanation, player) {
   return `${down} ${across}`;
 }
 
+// The 95 % interval of a patch's value, "5.9 to 7.1"; null without a standard error.
+export function intervalText(found, player, unit) {
+  const error = found.stderr?.[player];
+  if (!(error > 0)) { return null; }
+  const ends = [-1, 1].map((side) => found.values[player] + side * STANDARD_ERRORS * error);
+  return ends.map((end) => unit === "probability" ? (100 * end).toFixed(1).replace("-", "\u2212") : plainNumber(end)).join(" to ");
+}
+
 // One patch in words: "row 2, column 4: +6.5 points (5.9 to 7.1)".
 export function patchText(explanation, index, cell, hidden) {
   const { columns, unit } = explanation;
@@ -107,12 +115,8 @@ export function patchText(explanation, index, cell, hidden) {
   const found = classOf(explanation, index);
   const points = unit === "probability" ? " points" : "";
   let said = `${where}: ${valueText(found.values[player], unit)}${points}`;
-  const error = found.stderr?.[player];
-  if (error > 0) {
-    const ends = [-1, 1].map((side) => found.values[player] + side * STANDARD_ERRORS * error);
-    const shown = ends.map((end) => unit === "probability" ? (100 * end).toFixed(1).replace("-", "\u2212") : plainNumber(end));
-    said += ` (95 % interval ${shown.join(" to ")})`;
-  }
+  const interval = intervalText(found, player, unit);
+  if (interval !== null) { said += ` (95 % interval ${interval})`; }
   return hidden?.[player] ? `${said}, hidden` : said;
 }
 

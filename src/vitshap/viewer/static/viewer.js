@@ -11,7 +11,7 @@ import { Coalition, hiddenAt } from "./coalition.js";
 import { computeCurve, CurveView } from "./curve.js";
 import { button, checkbox, choice, element, slider } from "./dom.js";
 import { savePicture, saveNumbers } from "./download.js";
-import { classOf, cropText, isUncertain, largestValue, mainClass, orderOf, placeOf, playerBox, readExplanation } from "./explanation.js";
+import { classOf, cropText, intervalText, isUncertain, largestValue, mainClass, orderOf, placeOf, playerBox, readExplanation } from "./explanation.js";
 import { PatchMap } from "./map.js";
 import { paintStrip } from "./painting.js";
 import { Predictions } from "./predictions.js";
@@ -157,13 +157,15 @@ export class Viewer extends EventTarget {
   drawTable() {
     const { explanation, index } = this;
     const { name, values, stderr } = classOf(explanation, index);
-    this.tableTitle.textContent = `The ${Math.min(this.listed, explanation.count)} patches that support ${name} most`;
+    const intervals = stderr ? ", with 95 % intervals" : "";
+    this.tableTitle.textContent = `The ${Math.min(this.listed, explanation.count)} patches that support ${name} most${intervals}`;
     const focused = this.table.contains(document.activeElement) ? [...this.table.children].indexOf(document.activeElement) : -1;
     this.table.replaceChildren(...orderOf(explanation, index).slice(0, this.listed).map((player, rank) => {
       const cell = explanation.cells[player][Math.floor(explanation.cells[player].length / 2)];
       const [left, top, right, bottom] = playerBox(explanation, player).map(Math.round);
       const light = (on) => () => { this.lit = on ? player : null; this.map.draw(); };
-      const error = stderr?.[player] ? element("span", { class: "error" }, ` \u00b1 ${sizeText(stderr[player], explanation.unit)}`) : null;
+      const interval = intervalText(classOf(explanation, index), player, explanation.unit);
+      const error = interval === null ? null : element("span", { class: "error", title: "95 % interval" }, ` (${interval})`);
       return element("tr", { "data-rank": rank + 1, tabindex: 0, class: stderr && isUncertain(values[player], stderr[player]) ? "uncertain" : null,
         onmouseenter: light(true), onmouseleave: light(false), onfocus: light(true), onblur: light(false) },
       element("td", {}, String(rank + 1)), element("td", { class: "n" }, valueText(values[player], explanation.unit), error),
