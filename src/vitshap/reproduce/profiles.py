@@ -59,11 +59,15 @@ class Scale:
     """Evaluations per image of KernelSHAP as published."""
     masks: int = 2000
     """Of RISE."""
-    roar_methods: tuple[str, ...] | None = None
+    retrained_methods: tuple[str, ...] | None = None
     """Methods in masked retraining; None: all of the figure."""
     roar_counts: tuple[int, ...] | None = None
     """Numbers of inserted or deleted patches; None: the paper's, as shares of the number of patches."""
-    roar_epochs: int = 25
+    retrained_counts: tuple[int, ...] | None = None
+    """The same in masked retraining."""
+    retrained_from: Literal["initial", "classifier"] = "initial"
+    """Weights that masked retraining starts from."""
+    retrained_epochs: int = 25
     removal_step: int = 14
     """Patches between the points of the removal figure, for 196 patches."""
     ablation_epochs: int = 100
@@ -165,11 +169,11 @@ _SMOKE_SECONDS = {
 }
 """Measured, one thread of an otherwise idle core; those of ROAR are projected."""
 _SMALL_SECONDS = {
-    "train-classifier": 120,
-    "train-surrogate": 300,
-    "train-explainer-paper": 960,
+    "train-classifier": 180,
+    "train-surrogate": 450,
+    "train-explainer-paper": 700,
     "train-explainer-default": 520,
-    "train-surrogate-pixels": 400,
+    "train-surrogate-pixels": 390,
     "train-masked-classifier": 170,
     "train-explainer-masked": 960,
     "truth": 240,
@@ -177,7 +181,7 @@ _SMALL_SECONDS = {
     "kernelshap-unpaired": 380,
     "kernelshap-default": 60,
     "explainer-error": 10,
-    "evaluate-main-rivals": 370,
+    "evaluate-main-rivals": 420,
     "evaluate-main-variants": 230,
     **dict.fromkeys(("evaluate-main-explainer-paper", "evaluate-main-explainer-default"), 60),
     "evaluate-abnormal-rivals": 150,
@@ -190,17 +194,18 @@ _SMALL_SECONDS = {
     "removal": 60,
     "roar-surrogate": 300,
     "roar-masked": 300,
-    "roar-retrained": 88 * 100,
-    "roar-retrained-no-positions": 88 * 100,
+    "roar-retrained": 32 * 30,
+    "roar-retrained-no-positions": 32 * 30,
     "timing": 60,
     "maps": 60,
     "maps-abnormal": 60,
     "maps-kernelshap": 60,
-    "ablation": 130,
+    "ablation": 210,
     "procedure": 1500,
     "convergence": 400,
 }
-"""Projected from benchmarks/README.md: 148,000 evaluations a second, 50 to 65 ms a step of an explainer's training."""
+"""Those of classifier, surrogates, reference values, rivals and removal were measured on ImageNette; the others are
+projected from 148,000 evaluations a second and 40 to 65 ms a step of training."""
 _FULL_FACTOR = 6.5
 """ViT-Base evaluates 148,000 / 22,600 times as slowly."""
 SMOKE = Profile(
@@ -215,9 +220,10 @@ SMOKE = Profile(
         paired=4096,
         unpaired=4096,
         masks=200,
-        roar_methods=None,
+        retrained_methods=None,
         roar_counts=(4, 12),
-        roar_epochs=2,
+        retrained_counts=(4, 12),
+        retrained_epochs=2,
         ablation_epochs=4,
         procedure_views=2,
         procedure_variants=(0, 2, 13),
@@ -274,8 +280,11 @@ SMALL = Profile(
         ),
     },
     Scale(
-        ablation_epochs=10,
-        roar_methods=("vit-shapley", "vitshap", "lrp", "random"),
+        ablation_epochs=25,
+        retrained_methods=("vitshap", "lrp", "leave-one-out", "random"),
+        retrained_counts=(14, 56, 112, 168),
+        retrained_from="classifier",
+        retrained_epochs=3,
         # four fifths of the recipe's views, so that a training takes less than nine minutes
         default_training=("explainer.values.views=80", "explainer.loop.epochs=80"),
     ),
@@ -299,7 +308,10 @@ FULL = Profile(
         ("mura", "vit-base"): Setting("mura", "mura", "paper-mura", "imagenette-deit-tiny", abnormal=0),
         ("pets", "vit-base"): Setting("pets", "pets", "paper-pets", "imagenette-deit-tiny", explained_others=10),
     },
-    seconds={name: _FULL_FACTOR * spent for name, spent in _SMALL_SECONDS.items()},
+    seconds={
+        **{name: _FULL_FACTOR * spent for name, spent in _SMALL_SECONDS.items()},
+        **dict.fromkeys(("roar-retrained", "roar-retrained-no-positions"), 264 * 200 * _FULL_FACTOR),
+    },
     hardware="one H200, projected",
 )
 PROFILES = {one.name: one for one in (SMOKE, SMALL, FULL)}

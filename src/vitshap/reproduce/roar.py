@@ -32,8 +32,8 @@ def measure_roar(context: Context, folder: Path, *, evaluator: str) -> dict[str,
     """
     measure = _retrained if evaluator.startswith("retrained") else _evaluated
     chosen = MAIN_METHODS
-    if measure is _retrained and context.scale.roar_methods is not None:
-        chosen = tuple(name for name in MAIN_METHODS if name in context.scale.roar_methods)
+    if measure is _retrained and context.scale.retrained_methods is not None:
+        chosen = tuple(name for name in MAIN_METHODS if name in context.scale.retrained_methods)
     methods = _methods(context, chosen)
     found: dict[str, Any] = {}
     for name in chosen:
@@ -79,17 +79,17 @@ def _evaluated(context: Context, folder: Path, methods: list[MethodLike], evalua
 
 
 def _retrained(context: Context, folder: Path, methods: list[MethodLike], evaluator: str) -> dict[str, Any]:
-    """Retrain classifiers from the initial weights on masked images."""
+    """Retrain classifiers on masked images."""
     config = context.recipe.classifier or ClassifierTraining()
-    config = replace(config, loop=replace(config.loop, epochs=context.scale.roar_epochs))
+    config = replace(config, loop=replace(config.loop, epochs=context.scale.retrained_epochs))
     explain: Callable[..., Any] = methods[0]
     done = retrain(
-        context.initial(),
+        context.initial() if context.scale.retrained_from == "initial" else context.classifier,
         context.splits,
         explain,
         folder,
         config=config,
-        counts=context.scale.roar_counts,
+        counts=context.scale.retrained_counts,
         positions=evaluator == "retrained",
     )
     found: dict[str, Any] = {"counts": sorted({one.count for one in done})}

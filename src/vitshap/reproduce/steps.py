@@ -178,7 +178,8 @@ def _measurements() -> Iterable[Step]:
 
 def _roar() -> Iterable[Step]:
     reads = ("scale.roar_counts", "scale.masks")
-    retrained = (*reads, "scale.roar_methods", "scale.roar_epochs", "recipe.classifier")
+    settings = ("counts", "methods", "from", "epochs")
+    retrained = ("scale.masks", *(f"scale.retrained_{name}" for name in settings), "recipe.classifier")
     for name, what, needs, own in (
         ("surrogate", "the surrogate", (), reads),
         ("masked", "a separate masked classifier", ("train-masked-classifier",), reads),
