@@ -1,0 +1,66 @@
+"""Shards on a Ray cluster: Ray Data gives them to actors that load the net once, and a lost actor's to another.
+
+A shard's file is written by the actor itself, as without Ray, so that the files are the same; Ray moves names and counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from vitshap.explaining.shards.read import Shard
+from vitshap.explaining.shards.write import Job, ShardResult, explain_shard
+
+
+class ShardActor:
+    """A worker process of the cluster."""
+
+    def __init__(self, job: Job) -> None:
+        import torch
+
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # as many as Ray gives it
+        self._job = job
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
+        """Explain the shards of a batch; return what became of them, as columns."""
+        results = [asdict(explain_shard(self._job, Shard(str(path)))) for path in batch["path"]]
+        return {name: [one[name] for one in results] for name in results[0]}
+
+
+def explain_on_ray(job: Job, shards: Sequence[Shard], /, *, workers: int | None = None) -> Iterator[ShardResult]:
+    """Explain shards on the cluster of ``RAY_ADDRESS``, or on this machine; yield results as they come.
+
+    ``workers`` is the number of processes; default: one per GPU of the cluster, or per core where there is none.
+    """
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise ValueError('--engine ray needs ray, which is not installed: pip install "vitshap[ray]"') from error
+    started = not ray.is_initialized()
+    if started:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    try:
+        resources = ray.cluster_resources()
+        gpus = int(resources.get("GPU", 0)) if job.explainer.device != "cpu" else 0
+        count = min(len(shards), workers or gpus or int(resources.get("CPU", 1)))
+        needs: dict[str, Any] = {"num_gpus": 1} if gpus else {"num_cpus": 1}
+        paths = ray.data.from_items([{"path": shard.path} for shard in shards], override_num_blocks=len(shards))
+        results = paths.map_batches(
+            ShardActor,
+            fn_constructor_args=(job,),
+            batch_size=1,
+            compute=ray.data.ActorPoolStrategy(min_size=1, max_size=count, initial_size=count),
+            **needs,
+        )
+        for row in results.iter_rows():
+            yield ShardResult(**row)
+    finally:
+        if started:
+            ray.shutdown()
