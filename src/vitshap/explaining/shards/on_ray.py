@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -42,7 +44,11 @@ def explain_on_ray(job: Job, shards: Sequence[Shard], /, *, workers: int | None 
         raise ValueError('--engine ray needs ray, which is not installed: pip install "vitshap[ray]"') from error
     started = not ray.is_initialized()
     if started:
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # notes about Ray's own restarts, not for users
+        stop = signal.getsignal(signal.SIGTERM)
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, stop)  # Ray's own handler prints a stack trace
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
