@@ -30,7 +30,7 @@ from vitshap.explaining.sinks import ParquetRows
 
 RATIO = 0.9
 """Goal: smallest throughput, as a share of the stream's."""
-PER_SHARD = 64
+PER_SHARD = 32
 BATCH = 16
 STARTUP_SECONDS = 300.0
 """Longest time until every process has finished a shard."""

@@ -18,7 +18,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
+from vitshap.explainers import Explainer
 from vitshap.explaining.entries import Failed, class_label
 from vitshap.explaining.photos import InMemory, Photo
 from vitshap.explaining.source import Source, open_source
@@ -88,9 +90,9 @@ class BatchExplainer:
     def __call__(self, batch: Mapping[str, Sequence[Any] | NDArray[Any]], /) -> Columns:
         """Explain one batch."""
         parts = list(self.stream(self._photos(batch)))
-        return (
-            {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else self._columns([])
-        )
+        if not parts:
+            return self._columns([])
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def stream(self, photos: Iterable[Photo | Failed], /) -> Iterator[Columns]:
         """Explain any number of photos, with threads that decode ahead; yield the columns of a batch at a time."""
@@ -111,20 +113,18 @@ class BatchExplainer:
 
     @property
     def _loaded(self) -> _Loaded:
-        key = (
-            self.bundle,
-            self.model,
-            self.weights,
-            self.method,
-            self.budget,
-            self.accuracy,
-            self.players,
-            self.device,
-        )
+        sampling = (self.budget, self.accuracy, self.players)
+        key = (self.bundle, self.model, self.weights, self.method, *sampling, self.device)
         with _ONE_AT_A_TIME:
             if key not in _LOADED:
                 _LOADED.clear()  # one net at a time: it may fill the device
-                _LOADED[key] = _Loaded(self._open())
+                source = self._open()
+                model = source.model
+                players = resolve(self.players or model.players, model.grid).num_players
+                labels = [class_label(model.class_names, index) for index in range(model.num_classes)]
+                calibrated = isinstance(source.method, Explainer) and source.method.calibration is not None
+                has_stderr = calibrated or isinstance(source.method, SamplingMethod)
+                _LOADED[key] = _Loaded(source, players, labels, has_stderr)
             return _LOADED[key]
 
     @property
@@ -163,15 +163,12 @@ class BatchExplainer:
         """Return the rows of each photo."""
         source = self.source
         found = explain_batch(photos, source, self.target, model_batch(photos, source))
-        classes = found.classes.numpy()
-        outputs = np.take_along_axis(found.prediction.float().numpy(), classes, 1)
+        classes, boxes = found.classes.cpu().numpy(), found.image_box
+        outputs = np.take_along_axis(_array(found.prediction), classes, 1)
         nothing = np.full(classes.shape, np.nan, np.float32)
-        base, full = (nothing if one is None else one.float().numpy() for one in (found.base_values, found.full_values))
-        values, stderr = (
-            None if one is None else one.float().numpy().swapaxes(1, 2) for one in (found.values, found.stderr)
-        )
-        assert values is not None
-        boxes = found.image_box
+        base, full = (nothing if one is None else _array(one) for one in (found.base_values, found.full_values))
+        values = _array(found.values).swapaxes(1, 2)  # [B, T, d]
+        stderr = None if found.stderr is None else _array(found.stderr).swapaxes(1, 2)
         rows = []
         for i, photo in enumerate(photos):
             once = np.sort(np.unique(classes[i], return_index=True)[1])  # each class once, in the order of the target
@@ -184,25 +181,22 @@ class BatchExplainer:
 
     def _columns(self, found: Sequence[_Rows | Failed]) -> Columns:
         """Join the rows of images, and of those that could not be explained."""
-        model, method = self.source.model, self.source.method
-        players = resolve(self.players or model.players, model.grid).num_players
+        model, method, players = self.source.model, self.source.method, self._loaded.players
         images = [_rows_of_failed(one, players) if isinstance(one, Failed) else one for one in found]
         counts = [len(one.classes) for one in images]
         reasons = [one.reason if isinstance(one, Failed) else None for one in found]
-        classes = _joined([one.classes for one in images], (0,), np.int32)
+        classes, labels = _joined([one.classes for one in images], (0,), np.int32), self._loaded.labels
         columns = {
             "file": _repeated([one.name for one in images], counts),
             "error": _repeated(reasons, counts),
             "class": classes,
-            "name": _objects(
-                [None if one == NO_CLASS else class_label(model.class_names, int(one)) for one in classes]
-            ),
+            "name": _objects([None if one == NO_CLASS else labels[one] for one in classes.tolist()]),
             "output": _joined([one.output for one in images], (0,)),
             "base": _joined([one.base for one in images], (0,)),
             "full": _joined([one.full for one in images], (0,)),
             "values": _joined([one.values for one in images], (0, players)),
         }
-        if isinstance(method, SamplingMethod) or any(one.stderr is not None for one in images):
+        if self._loaded.has_stderr:
             errors = [np.full_like(one.values, np.nan) if one.stderr is None else one.stderr for one in images]
             columns["stderr"] = _joined(errors, (0, players))
         return columns | {
@@ -216,9 +210,12 @@ class BatchExplainer:
 
 @dataclass
 class _Loaded:
-    """What a process has loaded."""
+    """What a process has loaded, and what is the same for every batch."""
 
     source: Source
+    players: int
+    labels: list[str]
+    has_stderr: bool
     explained_any: bool = False
 
 
@@ -271,6 +268,11 @@ def _joined(parts: Sequence[NDArray[Any]], empty: tuple[int, ...], dtype: Any = 
 
 def _repeated(values: Sequence[Any], counts: Sequence[int]) -> NDArray[Any]:
     return _objects([value for value, count in zip(values, counts, strict=True) for _ in range(count)])
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    found: NDArray[Any] = tensor.float().cpu().numpy()
+    return found
 
 
 def _objects(values: Sequence[Any]) -> NDArray[Any]:

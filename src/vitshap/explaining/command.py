@@ -23,6 +23,7 @@ from PIL import Image
 
 from vitshap.estimators.refine import correction_needs
 from vitshap.explaining import budget, terminal
+from vitshap.explaining.batch import IMAGES_AT_A_TIME
 from vitshap.explaining.dataset import read_run
 from vitshap.explaining.entries import Explained, Failed
 from vitshap.explaining.photos import SUFFIXES, Found, find_photos
@@ -42,8 +43,6 @@ HEATMAPS_UP_TO = 100
 """Most images whose heatmaps are written as files by default; the report has them anyway."""
 CURVES_UP_TO = 25
 """Most images whose curves are evaluated by default: a curve takes some 65 evaluations."""
-BATCHES = {"cpu": 16, "cuda": 64}
-"""Images at a time for methods that do not sample; those that do take one."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ class _Run:
         printer.print(*terminal.source_lines(source))
         source, facts = self._with_budget(source, target)
         others = [self._with_budget(other, target)[0] for other in others]
-        batch = options.batch or (1 if source.method.samples else BATCHES[source.model.device.type])
+        batch = options.batch or (1 if source.method.samples else IMAGES_AT_A_TIME[source.model.device.type])
         try:
             with ExitStack() as stack:
                 self._open_sinks(source, stack, batch, facts)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from vitshap.errors import first_line
 from vitshap.explaining.shards.read import Shard
 from vitshap.explaining.shards.write import Job, ShardResult, explain_shard
 
@@ -37,36 +38,50 @@ def explain_on_ray(job: Job, shards: Sequence[Shard], /, *, workers: int | None 
 
     ``workers`` is the number of processes; default: one per GPU of the cluster, or per core where there is none.
     """
+    finished = [shard for shard in shards if job.output(shard).exists()]
+    yield from (ShardResult(shard.name, finished_before=True) for shard in finished)
+    left = [shard for shard in shards if shard not in set(finished)]
+    if not left:
+        return
     try:
         import ray
         import ray.data
+        from ray.exceptions import RayError
     except ImportError as error:
         raise ValueError('--engine ray needs ray, which is not installed: pip install "vitshap[ray]"') from error
     started = not ray.is_initialized()
     if started:
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # notes about Ray's own restarts, not for users
-        stop = signal.getsignal(signal.SIGTERM)
-        ray.init(log_to_driver=False, logging_level=logging.ERROR)
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, stop)  # Ray's own handler prints a stack trace
+        _start(ray)
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
+    ray.data.DataContext.get_current().enable_progress_bars = False
     try:
-        resources = ray.cluster_resources()
-        gpus = int(resources.get("GPU", 0)) if job.explainer.device != "cpu" else 0
-        count = min(len(shards), workers or gpus or int(resources.get("CPU", 1)))
-        needs: dict[str, Any] = {"num_gpus": 1} if gpus else {"num_cpus": 1}
-        paths = ray.data.from_items([{"path": shard.path} for shard in shards], override_num_blocks=len(shards))
-        results = paths.map_batches(
-            ShardActor,
-            fn_constructor_args=(job,),
-            batch_size=1,
-            compute=ray.data.ActorPoolStrategy(min_size=1, max_size=count, initial_size=count),
-            **needs,
-        )
-        for row in results.iter_rows():
+        for row in _results(ray, job, left, workers).iter_rows():
             yield ShardResult(**row)
+    except RayError as error:
+        raise OSError(
+            f"Ray gave up ({first_line(error)}); finished shards stay, and the same command continues"
+        ) from error
     finally:
         if started:
             ray.shutdown()
+
+
+def _start(ray: Any) -> None:
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # notes about Ray's own restarts, not for users
+    stop = signal.getsignal(signal.SIGTERM)
+    ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, stop)  # Ray's own handler prints a stack trace
+
+
+def _results(ray: Any, job: Job, shards: Sequence[Shard], workers: int | None) -> Any:
+    """Return the data set of results: a block per shard, computed when it is read."""
+    resources = ray.cluster_resources()
+    gpus = int(resources.get("GPU", 0)) if job.explainer.device != "cpu" else 0
+    count = min(len(shards), workers or gpus or int(resources.get("CPU", 1)))
+    paths = ray.data.from_items([{"path": shard.path} for shard in shards], override_num_blocks=len(shards))
+    pool = ray.data.ActorPoolStrategy(
+        min_size=1, max_size=count, initial_size=count, max_tasks_in_flight_per_actor=1
+    )  # no shard waits for a busy process
+    needs = {"num_gpus": 1} if gpus else {"num_cpus": 1}
+    return paths.map_batches(ShardActor, fn_constructor_args=(job,), batch_size=1, compute=pool, **needs)

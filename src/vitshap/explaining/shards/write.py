@@ -142,7 +142,8 @@ def as_table(columns: Columns, arrow: Any) -> Any:
             width = given.shape[1]
             offsets = np.arange(0, (len(given) + 1) * width, width, dtype=np.int32)[: len(given) + 1]
             content = arrow.array(np.ascontiguousarray(given).ravel(), field.type.value_type)
-            arrays.append(arrow.ListArray.from_arrays(offsets, content, type=field.type, mask=arrow.array(failed)))
+            blank = arrow.array(failed | np.isnan(given).all(1))
+            arrays.append(arrow.ListArray.from_arrays(offsets, content, type=field.type, mask=blank))
         elif given.dtype == object:
             blank = failed & (field.name not in ("file", "error"))
             arrays.append(arrow.array(given, field.type, mask=blank))
