@@ -121,9 +121,11 @@ def test_it_is_pickled_in_a_few_bytes_and_loads_once(explain: BatchExplainer) ->
 def test_sampling_needs_a_budget_and_has_errors(bundle: Path) -> None:
     with pytest.raises(ValueError, match="kernelshap needs a budget here"):
         BatchExplainer(str(bundle), method="kernelshap")(_batch(1))
-    found = BatchExplainer(str(bundle), method="kernelshap", budget=128, target="predicted")(_batch(2))
-    assert found["stderr"].shape == found["values"].shape == (2, 16)
-    assert (found["stderr"] > 0).all()
+    explain = BatchExplainer(str(bundle), method="kernelshap", budget=128, target="predicted")
+    found = explain({"id": "abc", "image": [encoded(0), None, encoded(1)]})
+    assert found["stderr"].shape == found["values"].shape == (3, 16)
+    assert np.isnan(found["stderr"][1]).all()
+    assert (found["stderr"][[0, 2]] > 0).all()
 
 
 def test_wrong_columns_and_wrong_settings(explain: BatchExplainer, bundle: Path) -> None:

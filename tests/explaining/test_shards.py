@@ -354,3 +354,11 @@ def test_find_shards(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("")
     names = [Path(shard.path).name for shard in find_shards([str(tmp_path), str(tmp_path / "*.tar")])]
     assert names == ["b.parquet", "train-0000.tar", "train-0001.tar"]
+
+
+def test_explanations_are_not_taken_for_shards(run: Run, tmp_path: Path) -> None:
+    write_parquet(tmp_path / "data" / "a.parquet", image=[encoded(0)])
+    for _ in range(2):
+        done = run("data/**/*.parquet", "--out", "data/explained")
+        assert done.code == 0, done.stderr
+        assert "1 of 1 shards are finished" in done.stdout

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vitshap.explaining import terminal
 from vitshap.explaining.batch import BatchExplainer
 from vitshap.explaining.shards.read import PARQUET, Shard, find_shards, is_shard
-from vitshap.explaining.shards.write import Job, ShardResult, claim_folder, explain_shard
+from vitshap.explaining.shards.write import RUN, Job, ShardResult, claim_folder, explain_shard
 from vitshap.explaining.terminal import Terminal, working
 from vitshap.methods import target_from_words
 
@@ -36,8 +36,9 @@ def wanted(options: Options) -> bool:
 
 def run(options: Options, printer: Terminal) -> int:
     """Explain this process's share of the shards; return the exit code."""
-    shards = part(find_shards(options.photos), options.shard)
     job = _job(options)
+    explained = Path(job.out) if (Path(job.out) / RUN).is_file() else None
+    shards = part(find_shards(options.photos, leave_out=explained), options.shard)
     _check(options, shards, job)
     driver = job.explainer if options.engine != "ray" else replace(job.explainer, device="cpu")
     with working(printer, f"loading {options.model or options.bundle or 'the explainer'}"):

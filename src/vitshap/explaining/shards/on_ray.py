@@ -59,7 +59,7 @@ def explain_on_ray(job: Job, shards: Sequence[Shard], /, *, workers: int | None 
             yield ShardResult(**row)
     except RayError as error:
         raise OSError(
-            f"Ray gave up ({first_line(error)}); finished shards stay, and the same command continues"
+            f"Ray gave up ({first_line(getattr(error, 'cause', None) or error)}); finished shards stay, and the same command continues"
         ) from error
     finally:
         if started:

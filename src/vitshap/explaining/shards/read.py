@@ -59,8 +59,11 @@ def is_shard(name: str) -> bool:
     return name.lower().endswith((*TAR, *PARQUET))
 
 
-def find_shards(names: Iterable[str], /) -> list[Shard]:
-    """Return the shards of these names, folders and patterns, sorted by path, each once."""
+def find_shards(names: Iterable[str], /, *, leave_out: Path | None = None) -> list[Shard]:
+    """Return the shards of these names, folders and patterns, sorted by path, each once.
+
+    ``leave_out`` is a folder to skip: one that explanations have been written to.
+    """
     found: set[str] = set()
     for name in names:
         path = Path(os.path.expanduser(name))
@@ -70,6 +73,8 @@ def find_shards(names: Iterable[str], /) -> list[Shard]:
             inside = [str(path)]
         else:
             inside = [one for one in glob.glob(str(path), recursive=True) if is_shard(one)]
+        if leave_out is not None:
+            inside = [one for one in inside if Path(one).resolve().parent != leave_out.resolve()]
         if not inside or not all(map(is_shard, inside)):
             kinds = ", ".join((*TAR, *PARQUET))
             raise ValueError(f"{printable(name)}: {'not a shard' if inside else 'there is no shard'} ({kinds})")
