@@ -58,9 +58,8 @@ def explain_on_ray(job: Job, shards: Sequence[Shard], /, *, workers: int | None 
         for row in _results(ray, job, left, workers).iter_rows():
             yield ShardResult(**row)
     except RayError as error:
-        raise OSError(
-            f"Ray gave up ({first_line(getattr(error, 'cause', None) or error)}); finished shards stay, and the same command continues"
-        ) from error
+        why = first_line(getattr(error, "cause", None) or error)
+        raise OSError(f"Ray gave up ({why}); finished shards stay, and the same command continues") from error
     finally:
         if started:
             ray.shutdown()
