@@ -23,7 +23,7 @@ from vitshap.methods import list_methods, method, register
 from vitshap.models import CannotMask, MaskedModel, Preprocess, wrap
 
 if TYPE_CHECKING:
-    from vitshap.explaining import explain
+    from vitshap.explaining import BatchExplainer, explain
     from vitshap.training import fit_classifier, fit_explainer, fit_masked_classifier, fit_surrogate
 
 if _collecting:
@@ -31,6 +31,7 @@ if _collecting:
 make_torchvision_importable()  # timm's and transformers' nets import it; nothing above does
 
 __all__ = [
+    "BatchExplainer",
     "CannotMask",
     "Explainer",
     "ExplainerConfig",
@@ -59,10 +60,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Training is loaded when it is asked for: accelerate takes longer to import than an explanation takes."""
-    if name == "explain":
-        from vitshap.explaining import explain
+    if name in ("BatchExplainer", "explain"):
+        from vitshap import explaining
 
-        return explain
+        return getattr(explaining, name)
     if name.startswith("fit_") and name in __all__:
         from vitshap import training
 

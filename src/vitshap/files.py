@@ -88,32 +88,44 @@ def state_difference(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> 
 
 
 class FolderInUse(OSError):
-    """Another run writes into the folder."""
+    """Another run writes into the folder, or writes the same file."""
 
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
     """Hold an output folder, which is made if need be, for this run alone; ``FolderInUse`` where another run has it.
 
-    The operating system releases the lock of a process that ends, however it ends. The lock file is removed at the end,
-    and with it a folder that was made here and is still empty. File systems without locks lock nothing.
+    A folder that was made here and is still empty at the end is removed.
     """
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / LOCK
-    handle = _lock(path, folder)
+    text = f"another run of vitshap writes into {folder}: wait for its end, or choose another folder with --out"
+    try:
+        with locked(folder / LOCK, text):
+            yield
+    finally:
+        if made:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+@contextmanager
+def locked(path: Path, message: str) -> Iterator[None]:
+    """Hold a lock file; ``FolderInUse`` with this message where another run has it.
+
+    The operating system releases the lock of a process that ends, however it ends. The lock file is removed at the end.
+    File systems without locks lock nothing.
+    """
+    handle = _lock(path, message)
     try:
         yield
     finally:
         with suppress(OSError):
             path.unlink()  # before the lock is released: a run that waited to open it sees that it is gone
         os.close(handle)
-        if made:
-            with suppress(OSError):
-                folder.rmdir()
 
 
-def _lock(path: Path, folder: Path) -> int:
+def _lock(path: Path, message: str) -> int:
     while True:
         handle = os.open(
             path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666
@@ -129,6 +141,5 @@ def _lock(path: Path, folder: Path) -> int:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 return handle  # a file system without locks
             os.close(handle)
-            text = f"another run of vitshap writes into {folder}: wait for its end, or choose another folder with --out"
-            raise FolderInUse(text) from error
+            raise FolderInUse(message) from error
         os.close(handle)

@@ -24,6 +24,13 @@ from vitshap.training.objectives import classification_loss
 SAMPLES = 52  # not a multiple of the batch, nor is the batch of two processes
 
 
+def accelerate_launch(processes: int, *options: str) -> list[str]:
+    """``accelerate launch`` with processes on the CPU: --multi_gpu starts them, and without a GPU they take the CPU."""
+    fixed = ("--mixed_precision", "no", "--dynamo_backend", "no", "--num_processes", str(processes))
+    machines = () if "--num_machines" in options else ("--num_machines", "1")
+    return [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", *fixed, *machines, *options]
+
+
 class Step(nn.Module):
     def __init__(self, model: MaskedModel) -> None:
         super().__init__()

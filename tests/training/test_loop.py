@@ -110,9 +110,9 @@ def test_killed_and_continued_equals_uninterrupted_to_the_bit(tmp_path: Path, ki
 
 def test_two_processes_reach_the_losses_of_one(tmp_path: Path) -> None:
     logs = []
-    for processes in (1, 2):
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-        folder = tmp_path / str(processes)
+    one = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"]
+    for launch in (one, small_training.accelerate_launch(2)):
+        folder = tmp_path / str(len(logs))
         command = [*launch, small_training.__file__, str(folder), "2"]
         subprocess.run(command, check=True, env=_environment(), capture_output=True, timeout=300)
         logs.append([json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()])

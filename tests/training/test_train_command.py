@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from tests.data import trees
+from tests.training.small_training import accelerate_launch
 from vitshap.cli import app
 from vitshap.explainers import Explainer
 from vitshap.files import locked_folder
@@ -164,18 +166,41 @@ def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
         *_few(epochs=2, batch=300),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    machines = [
+        accelerate_launch(2, "--num_machines", "2", "--machine_rank", str(rank), "--main_process_ip", "127.0.0.1")
+        for rank in range(2)
+    ]
+    port = ["--main_process_port", str(_free_port())]
+    ways = {
+        "one process": [[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"]],
+        "accelerate launch": [accelerate_launch(2)],
+        "two machines": [[*machine, *port] for machine in machines],
+    }
     logs = []
-    for processes in (1, 2):
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-        out = tmp_path / str(processes)
-        command = [*launch, "-m", "vitshap", *_command("digits", "--device", "cpu", "--out", out, settings=settings)]
-        said = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-        assert said.count("the explainer is in") == 1
+    for name, launches in ways.items():
+        out = tmp_path / name
+        train = ["-m", "vitshap", *_command("digits", "--device", "cpu", "--out", out, settings=settings)]
+        running = [
+            subprocess.Popen(
+                [*launch, *train], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            for launch in launches
+        ]
+        said = [process.communicate(timeout=600) for process in running]
+        assert [process.returncode for process in running] == [0] * len(running), said
+        assert "".join(stdout for stdout, _ in said).count("the explainer is in") == 1
         logs.append(
             [json.loads(line) for stage in STAGES for line in (out / stage / "log.jsonl").read_text().splitlines()]
         )
-    for one, two in zip(*logs, strict=True):
-        assert one == pytest.approx(two, abs=1e-4, rel=1e-3)
+    for other in logs[1:]:
+        for one, two in zip(logs[0], other, strict=True):
+            assert one == pytest.approx(two, abs=1e-4, rel=1e-3)
+
+
+def _free_port() -> int:
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        return int(made.getsockname()[1])
 
 
 def test_a_masked_classifier_is_its_own_surrogate(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from vitshap.bench.command import ProgressLines
 from vitshap.experiments.tables import Cell, Column, Table
 from vitshap.explaining import Source, explain_photos, open_bundle
 from vitshap.explaining.entries import Explained
-from vitshap.explaining.photos import Piped
+from vitshap.explaining.photos import InMemory
 
 RATIO = 0.8
 """Goal: smallest throughput under load, as a share of the offline throughput."""
@@ -206,7 +206,7 @@ def measure_load(
 
 def offline_throughput(source: Source, files: Sequence[bytes], seconds: float) -> float:
     """Return photos per second of the stream that ``vitshap explain`` uses, reading included."""
-    endless = (Piped(files[i]) for i in cycle(range(len(files))))
+    endless = (InMemory(files[i]) for i in cycle(range(len(files))))
     explained = explain_photos(endless, source, target="predicted", batch=OFFLINE_BATCH)
     count, started = 0, time.perf_counter()
     while (spent := time.perf_counter() - started) < seconds or not count:

@@ -228,3 +228,21 @@ def bench_serve(
 
     tables = measuring.measure(bundle, clients=clients, seconds=seconds, rounds=rounds)
     show(out, *tables, machine=describe(resolve_device("cpu")))
+
+
+@subcommand("shards")
+def bench_shards(
+    bundle: Annotated[str | None, typer.Option(help="Stored explainer; default: the one that is shipped.")] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="Time of each engine, over all rounds.")] = 300.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of the stream and the engines in turn.")] = 3,
+    processes: Annotated[int, typer.Option(min=1, help="Processes of an engine, and threads of the stream.")] = 2,
+    ray: Annotated[bool, typer.Option(help="Also measure --engine ray (needs vitshap[ray]).")] = True,
+    out: Out = None,
+) -> None:
+    """Measure shards: images per second of processes and of Ray compared with the stream in one process, on a CPU."""
+    from vitshap.bench import shards
+    from vitshap.bench.speed import describe
+
+    engines = ("process", "ray") if ray else ("process",)
+    table = shards.measure(bundle, seconds=seconds, rounds=rounds, processes=processes, engines=engines)
+    show(out, table, machine=describe(resolve_device("cpu")))

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Collection
 from importlib.metadata import version
 from pathlib import Path
@@ -32,7 +33,7 @@ from vitshap.explainers.network import ExplainerConfig, probe
 from vitshap.files import write_text
 from vitshap.models import MaskedModel
 from vitshap.models.base import fingerprint, unwrapped
-from vitshap.models.hub import HUB_ID
+from vitshap.models.hub import HUB_ID, upload
 from vitshap.models.stored import (
     CARD,
     CLASSIFIER,
@@ -56,7 +57,7 @@ from vitshap.models.stored import (
     tuples,
 )
 
-__all__ = ["BundleError", "load", "load_classifier", "read", "record", "record_calibration", "save", "shipped"]
+__all__ = ["BundleError", "load", "load_classifier", "push", "read", "record", "record_calibration", "save", "shipped"]
 
 NULL_TOLERANCE = {False: 1e-3, True: 1e-2}
 """Largest change of v(0) between machines, by whether the weights have been rounded to 16 bits."""
@@ -111,6 +112,31 @@ def save(
         config["calibration"] = explainer.calibration.to_json()
     _write(final, tensors, config)
     return final
+
+
+def push(
+    explainer: Explainer,
+    name: str,
+    /,
+    *,
+    private: bool = False,
+    token: str | None = None,
+    message: str = "Upload an explainer",
+    **options: Any,
+) -> str:
+    """Upload ``explainer`` with its surrogate to the Hugging Face hub as ``owner/name``; return the commit's address.
+
+    Args:
+        private: whether a repository that is made for it can be read by its owner alone.
+        token: access token; default: that of ``hf auth login`` or of the environment variable ``HF_TOKEN``.
+        message: commit message.
+        options: those of ``save``: ``half``, ``include_classifier`` and ``quality``.
+    """
+    if not HUB_ID.fullmatch(name):
+        raise BundleError(f"a repository of the Hugging Face hub is named owner/name, got {name!r}")
+    with tempfile.TemporaryDirectory() as folder:
+        written = save(explainer, Path(folder) / "bundle", **options)
+        return upload(written, name, replaces=["*.safetensors"], message=message, private=private, token=token)
 
 
 def load(

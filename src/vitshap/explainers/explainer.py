@@ -191,6 +191,12 @@ class Explainer(InputShaped, nn.Module):
             self, folder, half=half, include_classifier=include_classifier, quality=quality, overwrite=overwrite
         )
 
+    def push_to_hub(self, name: str, /, **options: Any) -> str:
+        """Upload explainer and surrogate to the Hugging Face hub; see ``vitshap.explainers.bundle.push``."""
+        from vitshap.explainers import bundle
+
+        return bundle.push(self, name, **options)
+
     @staticmethod
     def from_pretrained(
         name: str | os.PathLike[str],

@@ -23,27 +23,26 @@ from PIL import Image
 
 from vitshap.estimators.refine import correction_needs
 from vitshap.explaining import budget, terminal
+from vitshap.explaining.batch import IMAGES_AT_A_TIME
 from vitshap.explaining.dataset import read_run
 from vitshap.explaining.entries import Explained, Failed
 from vitshap.explaining.photos import SUFFIXES, Found, find_photos
 from vitshap.explaining.report import ReportWriter, refuse_foreign_report
+from vitshap.explaining.shards import command as shards
 from vitshap.explaining.sinks import MAPS, Heatmaps, JsonLines, ParquetRows, Sink, with_drawn_classes
-from vitshap.explaining.source import EXPLAINER, REFINE, Source, open_bundle, open_model
+from vitshap.explaining.source import EXPLAINER, REFINE, Source, open_source
 from vitshap.explaining.stream import CannotExplain, explain_photos
 from vitshap.explaining.terminal import Terminal, progress_bar, working
 from vitshap.files import locked_folder
 from vitshap.methods import Target, most_classes, names_classes, target_from_words
 from vitshap.methods.registry import METHODS
 from vitshap.models.base import resolve_device
-from vitshap.models.load import ModelSpec, load_with_warnings
 from vitshap.players import resolve
 
 HEATMAPS_UP_TO = 100
 """Most images whose heatmaps are written as files by default; the report has them anyway."""
 CURVES_UP_TO = 25
 """Most images whose curves are evaluated by default: a curve takes some 65 evaluations."""
-BATCHES = {"cpu": 16, "cuda": 64}
-"""Images at a time for methods that do not sample; those that do take one."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,9 @@ class Options:
 
     photos: Annotated[
         list[str],
-        typer.Argument(help="Images, folders of images, quoted patterns such as '*.jpg', or - (standard input)."),
+        typer.Argument(
+            help="Images, folders of images, quoted patterns such as '*.jpg', - (standard input), or shards."
+        ),
     ]
     bundle: Annotated[str | None, typer.Option(help="Stored explainer: shipped name, folder, or hub id.")] = None
     model: Annotated[
@@ -95,6 +96,18 @@ class Options:
         str | None,
         typer.Option(help="The --json file of another model's run: list the images on which the two disagree most."),
     ] = None
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="i/N", help="PHOTOS are .tar or .parquet shards: explain the i-th of N parts, from 0/N on."
+        ),
+    ] = None
+    engine: Annotated[
+        str | None, typer.Option(metavar="process|ray", help="ray: share shards out over a Ray cluster (vitshap[ray]).")
+    ] = None
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes of --engine ray; default: one per GPU.")] = None
+    image_column: Annotated[str | None, typer.Option(help="Column, or suffix in .tar, of the images in shards.")] = None
+    id_column: Annotated[str | None, typer.Option(help="Column of the images' names in Parquet shards.")] = None
     batch: Annotated[int | None, typer.Option(min=1, help="Images at a time.")] = None
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
     heatmaps: Annotated[
@@ -124,6 +137,8 @@ def run(options: Options) -> int:
         warnings.filterwarnings("ignore", r"\d+ players: Shapley values")  # was printed when the model was loaded
         warnings.filterwarnings("ignore", r"\d+ evaluations are fewer than")  # is printed once for all photos
         try:
+            if shards.wanted(options):
+                return shards.run(options, printer)
             found = _photos(options)
             with locked_folder(options.out):
                 refuse_foreign_report(options.out)
@@ -163,7 +178,7 @@ class _Run:
         printer.print(*terminal.source_lines(source))
         source, facts = self._with_budget(source, target)
         others = [self._with_budget(other, target)[0] for other in others]
-        batch = options.batch or (1 if source.method.samples else BATCHES[source.model.device.type])
+        batch = options.batch or (1 if source.method.samples else IMAGES_AT_A_TIME[source.model.device.type])
         try:
             with ExitStack() as stack:
                 self._open_sinks(source, stack, batch, facts)
@@ -320,15 +335,13 @@ def _another(source: Source, name: str, options: Options) -> Source:
 
 
 def _source(options: Options) -> Source:
-    if options.weights is not None and options.model is None:
-        raise ValueError("--weights are those of a model: name it with --model")
-    shared: dict[str, Any] = {"method_name": options.method, "budget": options.budget, "players": options.players}
-    shared["accuracy"] = options.accuracy
-    shared["device"] = resolve_device(options.device)
-    if options.model is None:
-        return open_bundle(options.bundle, **shared)
-    if options.bundle is None:
-        return open_model(options.model, weights=options.weights, **shared)
-    # the bundle must have been made for this model
-    classifier, _ = load_with_warnings(ModelSpec(options.model, weights=options.weights, option="--{}"))
-    return open_bundle(options.bundle, classifier=classifier, **shared)
+    return open_source(
+        options.bundle,
+        options.model,
+        weights=options.weights,
+        method_name=options.method,
+        budget=options.budget,
+        players=options.players,
+        accuracy=options.accuracy,
+        device=resolve_device(options.device),
+    )

@@ -11,13 +11,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor, nn
 
 from vitshap.errors import did_you_mean
 from vitshap.explainers import Explainer, bundle
 from vitshap.explaining import budget as budgets
-from vitshap.explaining.photos import Opened, Piped, read_photo
+from vitshap.explaining.photos import InMemory, read_photo
 from vitshap.explaining.source import EXPLAINER, NOT_FINE_TUNED, Source, open_bundle, open_model, source_of
 from vitshap.explaining.stream import DEFAULT_TARGET, Prepared, explain_prepared, model_input
 from vitshap.explanation import Explanation
@@ -111,16 +111,15 @@ def _explained(source: Source, photo: OnePhoto, target: Target) -> tuple[Explana
         if not isinstance(photo, Tensor | np.ndarray):
             raise TypeError(f"a photo is a path, a PIL image, an array or a tensor; got {type(photo).__name__}")
         explanation = source.method(_batch(photo, source.model), target=target)
-        warning = source.low_confidence(explanation)
+        warning = source.low_confidence(explanation.prediction)
         return explanation, () if warning is None else (warning,)
     if source.model.preprocess is None:
         source.model.prepare(photo)  # raises the error that says what to do
-    opened = _opened(photo)
+    given = Path(photo).expanduser() if isinstance(photo, str | os.PathLike) else InMemory(photo)
+    opened = read_photo(given)
     pixels, box = model_input(opened, source.model)
-    name = Path(photo) if isinstance(photo, str | os.PathLike) else Piped(b"")
-    entry = explain_prepared([Prepared(name, pixels, box, opened.picture, opened.size, opened.notes)], source, target)[
-        0
-    ]
+    prepared = Prepared(given, pixels, box, opened.picture, opened.size, opened.notes)
+    entry = explain_prepared([prepared], source, target)[0]
     return entry.explanation, (*entry.warnings, *entry.notes)
 
 
@@ -131,13 +130,6 @@ def _batch(photo: Tensor | np.ndarray, model: MaskedModel) -> Tensor:
     if len(pixels) != 1:
         raise ValueError(f"vitshap.explain explains one photo, got {len(pixels)}: call a method, vitshap.method(...)")
     return pixels
-
-
-def _opened(photo: str | os.PathLike[str] | Image.Image | np.ndarray) -> Opened:
-    if isinstance(photo, str | os.PathLike):
-        return read_photo(os.path.expanduser(photo))
-    image = Image.fromarray(photo) if isinstance(photo, np.ndarray) else ImageOps.exif_transpose(photo)
-    return Opened(image, image.size, ())
 
 
 def _say(*lines: str) -> None:

@@ -14,9 +14,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
-from PIL import ExifTags, Image, UnidentifiedImageError
+import numpy as np
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from vitshap.data.decode import UnreadableImage
 from vitshap.explaining.entries import Failed
@@ -73,20 +75,22 @@ _SIDEWAYS = (5, 6, 7, 8)
 
 
 @dataclass(frozen=True)
-class Piped:
-    """A photo that came through the standard input."""
+class InMemory:
+    """A photo that is no file of its own: from the standard input, from a shard, or decoded already."""
 
-    content: bytes = field(repr=False)
+    content: bytes | Image.Image | NDArray[Any] = field(repr=False)
+    """A file's content, an image, or an array ``[H, W, C]``."""
+    name: str = "standard-input"
 
     def __fspath__(self) -> str:
         """Return its name in reports."""
-        return "standard-input"
+        return self.name
 
     def __str__(self) -> str:
         return self.__fspath__()
 
 
-Photo: TypeAlias = Path | Piped
+Photo: TypeAlias = Path | InMemory
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,11 @@ def read_photo(
     ``formats``: Pillow's names of the formats that are tried, besides DICOM; default: all. A photo of more than
     ``most_pixels`` (default: twice ``PIL.Image.MAX_IMAGE_PIXELS``) is refused before it is decoded.
     """
-    file = io.BytesIO(source.content) if isinstance(source, Piped) else source
+    file: str | os.PathLike[str] | BinaryIO = source
+    if isinstance(source, InMemory):
+        if not isinstance(source.content, bytes):
+            return opened(source.content)
+        file = io.BytesIO(source.content)
     name = str(source) if isinstance(source, str | os.PathLike) else "the image"
     try:
         if isinstance(file, str | os.PathLike):
@@ -177,12 +185,21 @@ def read_photo(
         raise UnreadableImage(name, _reason(file, error, most_pixels)) from error
 
 
+def opened(photo: Image.Image | NDArray[Any], /) -> Opened:
+    """Return an image or array ``[H, W, C]`` as a decoded photo, upright."""
+    image = Image.fromarray(photo) if isinstance(photo, np.ndarray) else ImageOps.exif_transpose(photo)
+    return Opened(image, image.size, ())
+
+
 def photo_pixels(photo: Photo) -> int:
     """Return the number of pixels that decoding a photo needs, from the start of its file; 0 if unreadable."""
     try:
         if isinstance(photo, Path):
             _require_regular(photo)
-        with Image.open(io.BytesIO(photo.content) if isinstance(photo, Piped) else photo) as image:
+        content = photo.content if isinstance(photo, InMemory) else photo
+        if not isinstance(content, bytes | Path):  # nothing is left to be decoded
+            return 0
+        with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as image:
             shrunk = _factor(image.size) ** 2 if image.format in ("JPEG", "MPO") else 1
             return image.width * image.height // shrunk
     except Exception:  # read_photo gives the reason
@@ -234,7 +251,7 @@ def _piped() -> list[Photo] | Failed:
     content = sys.stdin.buffer.read(PIPED_BYTES + 1)
     if len(content) > PIPED_BYTES:
         return Failed("-", f"more than {PIPED_BYTES >> 20} MiB come through the standard input")
-    return [Piped(content)]
+    return [InMemory(content)]
 
 
 def _found(name: str, leave_out: Path | None) -> list[Path] | Failed:

@@ -144,17 +144,11 @@ class ParquetRows:
     """
 
     def __init__(self, target: str, *, images: int = 64) -> None:
-        try:
-            self._arrow: Any = importlib.import_module("pyarrow")
-            self._parquet: Any = importlib.import_module("pyarrow.parquet")
-        except ImportError as error:
-            raise ValueError(
-                '--parquet needs pyarrow, which is not installed: pip install "vitshap[shards]"'
-            ) from error
+        self._arrow, self._parquet = load_pyarrow("--parquet needs")
         self._path = Path(os.path.expanduser(target))
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._temporary = self._path.with_name(f".{uuid.uuid4().hex}.tmp")
-        self._schema = _schema(self._arrow)
+        self._schema = parquet_schema(self._arrow)
         self._writer = self._parquet.ParquetWriter(self._temporary, self._schema)
         self._rows: list[dict[str, Any]] = []
         self._waiting, self._images, self._explained = 0, images, False
@@ -289,7 +283,17 @@ def _one_player_per_patch(explanation: Explanation) -> bool:
     return bool(torch.equal(labels, torch.arange(len(labels))))
 
 
-def _schema(arrow: Any) -> Any:
+def load_pyarrow(who_needs: str) -> tuple[Any, Any]:
+    """Return the modules ``pyarrow`` and ``pyarrow.parquet``; a ``ValueError`` says how to install them."""
+    try:
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        text = f'{who_needs} pyarrow, which is not installed: pip install "vitshap[shards]"'
+        raise ValueError(text) from error
+
+
+def parquet_schema(arrow: Any) -> Any:
+    """Return the columns of all Parquet files, with the module pyarrow."""
     numbers = arrow.list_(arrow.float32())
     return arrow.schema(
         [

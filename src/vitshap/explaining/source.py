@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitshap._version import __version__
 from vitshap.explainers import Explainer, bundle
@@ -17,7 +18,6 @@ from vitshap.explainers.card import measured
 from vitshap.explaining.budget import LADDER
 from vitshap.explaining.entries import Summary
 from vitshap.explaining.text import percent
-from vitshap.explanation import Explanation
 from vitshap.methods import MethodLike, SamplingMethod, method
 from vitshap.methods.registry import METHODS
 from vitshap.models import MaskedModel
@@ -55,9 +55,9 @@ class Source:
     prior: str | None = None
     """What evaluations correct, in words, if the method is refine."""
 
-    def low_confidence(self, explanation: Explanation) -> str | None:
-        """Return the warning for one image if the model's largest probability is below the threshold."""
-        best = float(explanation.prediction.max())
+    def low_confidence(self, prediction: Tensor) -> str | None:
+        """Return the warning for one image if the largest of its outputs is a probability below the threshold."""
+        best = float(prediction.max())
         if self.confidence_threshold is None or best >= self.confidence_threshold:
             return None
         count, threshold = self.model.num_classes, percent(self.confidence_threshold)
@@ -192,6 +192,23 @@ def open_model(
         settings={} if prior is None else {"prior": prior},
         prior=prior,
     )
+
+
+def open_source(
+    bundle_name: str | None = None, model_name: str | None = None, *, weights: str | None = None, **options: Any
+) -> Source:
+    """Open a bundle, a model, or a bundle that must have been made for this model.
+
+    ``options`` are those that ``open_bundle`` and ``open_model`` share.
+    """
+    if model_name is None:
+        if weights is not None:
+            raise ValueError("--weights are those of a model: name it with --model")
+        return open_bundle(bundle_name, **options)
+    if bundle_name is None:
+        return open_model(model_name, weights=weights, **options)
+    classifier, _ = load_with_warnings(ModelSpec(model_name, weights=weights, option="--{}"))
+    return open_bundle(bundle_name, classifier=classifier, **options)
 
 
 def source_of(model: MaskedModel, method: MethodLike | str | None, name: str) -> Source:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from PIL import Image
@@ -25,7 +26,7 @@ from vitshap.explaining.curves import removal_curve
 from vitshap.explaining.entries import Explained, Failed
 from vitshap.explaining.photos import LARGE, Opened, Photo, photo_pixels, read_photo
 from vitshap.explaining.source import Source
-from vitshap.explanation import Original
+from vitshap.explanation import Explanation, Original
 from vitshap.methods import Target
 from vitshap.models import MaskedModel, Preprocess
 from vitshap.models.base import net_device_dtype
@@ -35,6 +36,9 @@ AHEAD = 2
 PIXELS_AT_ONCE = 64_000_000
 """Pixels of photos that threads decode at the same time."""
 DEFAULT_TARGET = "top-5"
+NO_PICTURE = Image.new("RGB", (1, 1))
+"""In place of a photo's picture where nobody looks at it."""
+Result = TypeVar("Result")
 
 
 class CannotExplain(ValueError):
@@ -68,26 +72,41 @@ def explain_photos(
     output while patches are removed, some 65 evaluations per image. If no image of the first batch
     can be explained, the cause is not the images: the error is raised as ``CannotExplain``.
     """
-    waiting = iter(photos)
-    queue: deque[Future[Prepared | Failed]] = deque()
-    decoders = _Decoders(threads or min(8, os.cpu_count() or 1))
     explained_any = False
+    prepare = partial(prepare_photo, model=source.model)
+    explain = partial(explain_prepared, source=source, target=target, curves=curves)
+    for entries in prepared_batches(photos, prepare, batch=batch, threads=threads):
+        ready = [entry for entry in entries if isinstance(entry, Prepared)]
+        done = iter(explain_or_fail(ready, explain, explained_any))
+        for entry in entries:
+            result = entry if isinstance(entry, Failed) else next(done)
+            explained_any = explained_any or isinstance(result, Explained)
+            yield result
+
+
+def prepared_batches(
+    photos: Iterable[Photo | Failed],
+    prepare: Callable[[Photo], Prepared | Failed],
+    *,
+    batch: int,
+    threads: int | None = None,
+) -> Iterator[list[Prepared | Failed]]:
+    """Decode and prepare photos in threads, ``AHEAD`` batches ahead of the caller; yield ``batch`` at a time, in order."""
+    waiting = iter(photos)
+    queue: deque[Future[Prepared | Failed] | Failed] = deque()
+    decoders = _Decoders(prepare, threads or min(8, os.cpu_count() or 1))
 
     def refill() -> None:
-        for path in islice(waiting, AHEAD * batch + batch - len(queue)):
-            queue.append(decoders.submit(path, source.model))
+        for photo in islice(waiting, AHEAD * batch + batch - len(queue)):
+            queue.append(photo if isinstance(photo, Failed) else decoders.submit(photo))
 
     try:
         refill()
         while queue:
-            entries = [queue.popleft().result() for _ in range(min(batch, len(queue)))]
+            taken = [queue.popleft() for _ in range(min(batch, len(queue)))]
+            entries = [one if isinstance(one, Failed) else one.result() for one in taken]
             refill()
-            ready = [entry for entry in entries if isinstance(entry, Prepared)]
-            done = iter(_explain_or_fail(ready, source, target, explained_any, curves))
-            for entry in entries:
-                result = entry if isinstance(entry, Failed) else next(done)
-                explained_any = explained_any or isinstance(result, Explained)
-                yield result
+            yield entries
     finally:
         decoders.shutdown()
 
@@ -98,37 +117,38 @@ class _Decoders:
     Very large photos have a thread of their own, since memory that a thread frees is kept for the same thread.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, prepare: Callable[[Photo], Prepared | Failed], threads: int) -> None:
+        self._prepare = prepare
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="vitshap-decode")
         self._alone = ThreadPoolExecutor(1, thread_name_prefix="vitshap-decode-large")
         self._changed, self._pixels = threading.Condition(), 0
 
-    def submit(self, path: Photo, model: MaskedModel) -> Future[Prepared | Failed]:
+    def submit(self, photo: Photo) -> Future[Prepared | Failed]:
         """Start to decode and prepare a photo."""
-        return self._pool.submit(self._decode, path, model)
+        return self._pool.submit(self._decode, photo)
 
     def shutdown(self) -> None:
         """Decode nothing more."""
         for pool in (self._pool, self._alone):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _decode(self, path: Photo, model: MaskedModel) -> Prepared | Failed:
-        pixels = photo_pixels(path)
+    def _decode(self, photo: Photo) -> Prepared | Failed:
+        pixels = photo_pixels(photo)
         if pixels > LARGE:
-            return self._alone.submit(prepare_photo, path, model).result()
+            return self._alone.submit(self._prepare, photo).result()
         with self._changed:
             self._changed.wait_for(lambda: not self._pixels or self._pixels + pixels <= PIXELS_AT_ONCE)
             self._pixels += pixels
         try:
-            return prepare_photo(path, model)
+            return self._prepare(photo)
         finally:
             with self._changed:
                 self._pixels -= pixels
                 self._changed.notify_all()
 
 
-def prepare_photo(photo: Photo, model: MaskedModel) -> Prepared | Failed:
-    """Read a photo and make the model's input of it; the decoded photo itself is not kept."""
+def prepare_photo(photo: Photo, model: MaskedModel, *, picture: bool = True) -> Prepared | Failed:
+    """Read a photo and make the model's input of it; the decoded photo itself is not kept, only a small ``picture``."""
     try:
         opened = read_photo(photo)
     except UnreadableImage as error:
@@ -137,7 +157,8 @@ def prepare_photo(photo: Photo, model: MaskedModel) -> Prepared | Failed:
         pixels, box = model_input(opened, model)
     except Exception as error:  # an error about one image must not end the run
         return Failed(photo, f"it cannot be prepared for the model: {_one_line(error)}")
-    return Prepared(photo, pixels, box, opened.picture, opened.size, opened.notes)
+    shown = opened.picture if picture else NO_PICTURE
+    return Prepared(photo, pixels, box, shown, opened.size, opened.notes)
 
 
 def model_input(opened: Opened, model: MaskedModel) -> tuple[Tensor, tuple[float, ...] | None]:
@@ -151,20 +172,31 @@ def model_input(opened: Opened, model: MaskedModel) -> tuple[Tensor, tuple[float
     return pixels, tuple(edge * scale for edge, scale in zip(box, scales, strict=True))
 
 
-def explain_prepared(
-    photos: Sequence[Prepared], source: Source, target: Target = DEFAULT_TARGET, *, curves: bool = False
-) -> list[Explained]:
-    """Explain one prepared photo or a batch of them: everything that explains photos calls this function."""
+def model_batch(photos: Sequence[Prepared], source: Source) -> Tensor:
+    """Return the model's input of a batch, on its device."""
     device, dtype = net_device_dtype(source.model.net)
-    pixels = torch.stack([photo.pixels for photo in photos]).to(device, dtype)
+    return torch.stack([photo.pixels for photo in photos]).to(device, dtype)
+
+
+def explain_batch(photos: Sequence[Prepared], source: Source, target: Target, pixels: Tensor) -> Explanation:
+    """Explain a batch of prepared photos; everything that explains photos calls this function."""
     explanation = source.method(pixels, target=target)
     if all(photo.box is not None for photo in photos):
         explanation = replace(explanation, image_box=torch.tensor([photo.box for photo in photos], dtype=torch.float32))
+    return explanation
+
+
+def explain_prepared(
+    photos: Sequence[Prepared], source: Source, target: Target = DEFAULT_TARGET, *, curves: bool = False
+) -> list[Explained]:
+    """Explain one prepared photo or a batch of them: an entry for each."""
+    pixels = model_batch(photos, source)
+    explanation = explain_batch(photos, source, target, pixels)
     originals = tuple(Original(photo.picture, photo.size) for photo in photos)
     entries = []
     for i, (photo, image) in enumerate(zip(photos, replace(explanation, originals=originals), strict=True)):
         image = image.select(image.classes[0].tolist())  # each class once
-        warning = source.low_confidence(image)
+        warning = source.low_confidence(image.prediction)
         warnings = () if warning is None else (warning,)
         entry = Explained(photo.path, photo.picture, photo.size, image, warnings, photo.notes)
         if curves:
@@ -173,23 +205,26 @@ def explain_prepared(
     return entries
 
 
-def _explain_or_fail(
-    photos: Sequence[Prepared], source: Source, target: Target, explained_any: bool, curves: bool
-) -> Sequence[Explained | Failed]:
-    """Explain a batch; if that fails, try each half, so that only images that cannot be explained fail."""
+def explain_or_fail(
+    photos: Sequence[Prepared], explain: Callable[[Sequence[Prepared]], Sequence[Result]], explained_any: bool
+) -> Sequence[Result | Failed]:
+    """Explain a batch; if that fails, try each half, so that only images that cannot be explained fail.
+
+    If all fail and none was explained before (``explained_any``), the cause is not the images: ``CannotExplain``.
+    """
     if not photos:
         return []
     try:
-        return explain_prepared(photos, source, target, curves=curves)
+        return explain(photos)
     except Exception as error:
-        results: list[Explained | Failed] = []
+        results: list[Result | Failed] = []
         if len(photos) == 1:
             results.append(Failed(photos[0].path, f"not explained: {_one_line(error)}"))
         else:
             half = len(photos) // 2
             for part in (photos[:half], photos[half:]):
-                results += _explain_or_fail(part, source, target, True, curves)
-        if explained_any or any(isinstance(result, Explained) for result in results):
+                results += explain_or_fail(part, explain, True)
+        if explained_any or not all(isinstance(result, Failed) for result in results):
             return results
         raise CannotExplain(_one_line(error)) from error
 

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: check that it can be reached, download files, explain errors."""
+"""The Hugging Face hub: check that it can be reached, download and upload files, explain errors."""
 
 from __future__ import annotations
 
@@ -44,6 +44,26 @@ def fetch(name: str, files: Sequence[str]) -> Path:
 
     with reachable_hub(name):
         return Path(snapshot_download(name, allow_patterns=list(files)))
+
+
+def upload(
+    folder: Path, name: str, *, replaces: Sequence[str], message: str, private: bool = False, token: str | None = None
+) -> str:
+    """Upload a folder as one commit to a repository of the hub, which is made if need be; return the commit's address.
+
+    Files of these patterns (``replaces``) that were there before are removed unless the folder has them too.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=token)
+    try:
+        api.create_repo(name, private=private, exist_ok=True)
+        done = api.upload_folder(
+            repo_id=name, folder_path=folder, commit_message=message, delete_patterns=list(replaces)
+        )
+    except Exception as error:  # the hub's client raises its own errors, its HTTP library's and the system's
+        raise OSError(f"{name} could not be uploaded to the Hugging Face hub: {reason(error)}") from error
+    return str(done.commit_url)
 
 
 def reason(error: BaseException) -> str:

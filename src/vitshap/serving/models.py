@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from vitshap.coalitions import Coalitions
@@ -27,9 +26,9 @@ from vitshap.errors import did_you_mean, first_line
 from vitshap.estimators.estimate import Estimate
 from vitshap.explaining.budget import LADDER
 from vitshap.explaining.entries import class_label
-from vitshap.explaining.photos import Piped
+from vitshap.explaining.photos import InMemory
 from vitshap.explaining.source import DEFAULT_METHOD, EXPLAINER, RANDOM, Source, open_bundle, open_model
-from vitshap.explaining.stream import Prepared, explain_prepared, model_input
+from vitshap.explaining.stream import NO_PICTURE, Prepared, explain_prepared, model_input
 from vitshap.methods import SamplingMethod, Target, list_methods, most_classes, resolve_target, target_from_words
 from vitshap.models.base import net_device_dtype
 from vitshap.models.masked import ImageGame
@@ -195,7 +194,7 @@ class ServedModel:
         except Exception as error:
             why = f"the photo cannot be prepared for the model: {first_line(error)}"
             raise ApiError(422, "unreadable_image", why) from None
-        seen = SeenPhoto(Prepared(Piped(b""), pixels, box, _NO_PICTURE, opened.size, opened.notes))
+        seen = SeenPhoto(Prepared(InMemory(b""), pixels, box, NO_PICTURE, opened.size, opened.notes))
         if not shown_by_browsers(content):
             seen.picture = photo_uri(opened.picture, most=PICTURE)
         with self._photos_lock:
@@ -319,9 +318,6 @@ class ServedModel:
         except Exception as error:
             job.fail(error)
         return []
-
-
-_NO_PICTURE = Image.new("RGB", (1, 1))
 
 
 def offered_methods() -> list[str]:
