@@ -1,6 +1,6 @@
 """``export_onnx``: a folder with two graphs that run without torch, and what all exported folders share.
 
-A folder is written beside its final name and renamed when it is complete and checked: an error, a full disk or Ctrl-C leaves
+A folder is written beside its final name and renamed when it is complete and checked: an error or a full disk leaves
 nothing behind. The graphs are compared with torch before: the float32 graphs must agree, the smaller ones are measured.
 """
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL
 import torch
 from PIL import Image
 from torch import Tensor
@@ -138,14 +139,14 @@ def compare(explainer: Explainer, folder: Path, pixels: Tensor, /) -> Agreement:
         off = max(off, np.abs(base - expected.base_values.numpy()).max())
         differences[i] = np.abs(values - truth).max(), off
         best = int(prediction[0].argmax())
-        correlations.append(_correlation(values[0, :, best], truth[0, :, best]))
+        correlations.append(correlation(values[0, :, best], truth[0, :, best]))
     most = differences.max(0)
     return Agreement(
         len(pixels), float(most[0]), float(most[1]), float(np.mean(correlations)), float(np.min(correlations))
     )
 
 
-def _correlation(a: np.ndarray, b: np.ndarray) -> float:
+def correlation(a: np.ndarray, b: np.ndarray) -> float:
     """Return the correlation of two maps; 1 for a single player, whose value is known."""
     if len(a) == 1 or not (a.std() and b.std()):
         return 1.0 if np.allclose(a, b, atol=TOLERANCE) else 0.0
@@ -194,6 +195,7 @@ def description(explainer: Explainer, precision: Precision, name: str) -> dict[s
         "channels": surrogate.adapter.channels,
         "image_size": list(surrogate.image_size),
         "preprocess": None if prepared is None else dataclasses.asdict(prepared),
+        "pillow": int(PIL.__version__.partition(".")[0]),  # 13 resizes in another order
         "class_names": [f"class {i}" for i in range(surrogate.num_classes)] if names is None else list(names),
         "grid": list(surrogate.grid),
         "num_players": surrogate.num_players,
@@ -224,13 +226,19 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-@contextmanager
-def new_folder(folder: str | os.PathLike[str], /) -> Iterator[Path]:
-    """Give a temporary folder that becomes ``folder`` at the end; an error leaves nothing behind."""
+def check_free(folder: str | os.PathLike[str], /) -> Path:
+    """Return the absolute path of a folder that does not exist or is empty; ``ValueError`` for any other."""
     final = Path(os.path.expanduser(folder)).resolve()
     if final.exists() and not (final.is_dir() and not any(final.iterdir())):
         kind = "a folder that is not empty" if final.is_dir() else "a file"
         raise ValueError(f"{final} is {kind}: choose a new folder with --out")
+    return final
+
+
+@contextmanager
+def new_folder(folder: str | os.PathLike[str], /) -> Iterator[Path]:
+    """Give a temporary folder that becomes ``folder`` at the end; an error leaves nothing behind."""
+    final = check_free(folder)
     partial = final.parent / f".{final.name}.{os.getpid()}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     try:

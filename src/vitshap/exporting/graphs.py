@@ -209,7 +209,7 @@ def _operation(error: BaseException) -> str | None:
     while cause is not None:
         text = str(cause)
         match = re.search(r"No ONNX function found for <OpOverload\(op='([\w.:]+)'", text)
-        match = match or re.search(r"\b((?:aten|torchvision|prims)\.\w+)", text)
+        match = match or re.search(r"\b((?:aten|prims|torchvision)\.\w+)", text)
         found = match.group(1) if match else found
         cause = cause.__cause__
     return found
@@ -218,7 +218,9 @@ def _operation(error: BaseException) -> str | None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Drop what torch's exporter and onnxruntime's quantiser say about themselves."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    loggers = [
+        logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.__trace", "onnxscript", "onnx_ir")
+    ]
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
@@ -292,7 +294,9 @@ def write_graph(model: onnx.ModelProto, path: Path) -> None:
     if _weight_bytes(model) <= LARGEST_FILE:
         path.write_bytes(model.SerializeToString())
     else:
-        onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data")
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)  # saving takes the weights out of what it saves
+        onnx.save(copy, path, save_as_external_data=True, location=f"{path.name}.data")
 
 
 def _weight_bytes(model: onnx.ModelProto) -> int:

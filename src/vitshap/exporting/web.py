@@ -179,6 +179,8 @@ def _write_page(folder: Path, name: str) -> None:
     kept = [path for path in kept if path not in ("index.html", "README.txt", "static/samples/README.txt")]
     worker = static_text("service-worker.js")
     for constant, value in (("VERSION", version), ("PAGE", kept)):
-        worker, count = re.subn(rf"^const {constant} = .*;$", f"const {constant} = {json.dumps(value)};", worker, flags=re.M)
+        worker, count = re.subn(
+            rf"^const {constant} = .*;$", f"const {constant} = {json.dumps(value)};", worker, flags=re.M
+        )
         assert count == 1, constant
     (folder / "service-worker.js").write_text(worker, encoding="utf-8")

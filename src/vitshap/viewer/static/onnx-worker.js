@@ -48,8 +48,8 @@ function tensor(type, data, ...shape) { return new model.ort.Tensor(type, data, 
 async function inputOf({ photo, number }) {
   if (!photos.has(number)) {
     const decoded = await decodePhoto(photo);
-    const { pixels, box } = modelInput(decoded, model.description.preprocess);
-    const { channels, image_size: size } = model.description;
+    const { channels, image_size: size, preprocess, pillow } = model.description;
+    const { pixels, box } = modelInput(decoded, preprocess, pillow);
     photos.set(number, { size: [decoded.width, decoded.height], box, pixels: tensor("float32", pixels, 1, channels, ...size) });
     if (photos.size > KEPT) { photos.delete(photos.keys().next().value); }
   }

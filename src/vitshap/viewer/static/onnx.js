@@ -27,8 +27,9 @@ export class InBrowser {
     const { name, grid, players, class_names: names, unit, calibration, num_players: count } = this.description;
     const { size, box, full, base, values } = await this.ask("explain", this.photo(photo), signal);
     const order = [...full.keys()].sort((a, b) => full[b] - full[a] || a - b);
-    const most = /^top-(\d+)$/.exec(target);
-    const classes = order.slice(0, most ? Number(most[1]) : order.length).map((index) => {
+    const [, most] = /^top-(\d+)$/.exec(target) ?? [];
+    const wanted = /^\d+$/.test(target) ? [Number(target)] : order.slice(0, most ?? order.length);
+    const classes = wanted.map((index) => {
       const own = Array.from({ length: count }, (_, player) => values[player * names.length + index]);
       const stderr = calibration ? standardErrors(calibration, own, index, full, unit === "probability") : null;
       return { index, name: names[index], probability: full[index], base: base[index], values: own, stderr,

@@ -2,6 +2,7 @@
 // does with Pillow. A canvas scales images in another way, and values would differ.
 
 const FRACTION_BITS = 22; // of Pillow's fixed-point weights
+const HALF_UNIT = 2 ** (FRACTION_BITS - 1);
 const MOST_RESIZED = 2 ** 25; // pixels; of a longer image only the crop is resized
 const MOST_DECODED = 178e6;
 const FILTERS = {
@@ -81,35 +82,45 @@ function resampling(size, [from, to], outputs, first, count, { reach, at }) {
 
 function clipped(sum) { return Math.min(Math.max(sum >> FRACTION_BITS, 0), 255); }
 
-// Columns first, then rows, each rounded to 8 bits, as Pillow does.
-function resampled(image, { width, height, channels }, across, down) {
-  const top = Math.min(...down.map(({ start }) => start));
-  const bottom = Math.max(...down.map(({ start, weights }) => start + weights.length));
-  const half = 2 ** (FRACTION_BITS - 1);
-  const [rows, columns] = [bottom - top, across.length];
-  const narrow = new Uint8Array(rows * columns * channels);
-  for (let y = 0; y < rows; y += 1) {
-    for (let x = 0; x < columns; x += 1) {
-      const { start, weights } = across[x];
+// Resample along rows the rows from `top` to `bottom`: [bottom - top, places, channels].
+function narrowed(image, { width, channels }, places, top, bottom) {
+  const found = new Uint8Array((bottom - top) * places.length * channels);
+  let to = 0;
+  for (let y = top; y < bottom; y += 1) {
+    for (const { start, weights } of places) {
       for (let c = 0; c < channels; c += 1) {
-        let sum = half;
-        let at = ((top + y) * width + start) * channels + c;
+        let sum = HALF_UNIT;
+        let at = (y * width + start) * channels + c;
         for (let i = 0; i < weights.length; i += 1, at += channels) { sum += image[at] * weights[i]; }
-        narrow[(y * columns + x) * channels + c] = clipped(sum);
+        found[to] = clipped(sum);
+        to += 1;
       }
     }
   }
-  const found = new Uint8Array(down.length * columns * channels);
-  const stride = columns * channels;
-  down.forEach(({ start, weights }, y) => {
+  return found;
+}
+
+// Resample along columns an image whose first row is the photo's row `top`: [places, width, channels].
+function lowered(image, { width, channels }, places, top) {
+  const stride = width * channels;
+  const found = new Uint8Array(places.length * stride);
+  places.forEach(({ start, weights }, y) => {
     for (let x = 0; x < stride; x += 1) {
-      let sum = half;
+      let sum = HALF_UNIT;
       let at = (start - top) * stride + x;
-      for (let i = 0; i < weights.length; i += 1, at += stride) { sum += narrow[at] * weights[i]; }
+      for (let i = 0; i < weights.length; i += 1, at += stride) { sum += image[at] * weights[i]; }
       found[y * stride + x] = clipped(sum);
     }
   });
   return found;
+}
+
+// Both passes round to 8 bits, so that their order matters.
+function resampled(image, shape, across, down, columnsFirst) {
+  if (columnsFirst) { return narrowed(lowered(image, shape, down, 0), shape, across, 0, down.length); }
+  const top = Math.min(...down.map(({ start }) => start));
+  const bottom = Math.max(...down.map(({ start, weights }) => start + weights.length));
+  return lowered(narrowed(image, shape, across, top, bottom), { ...shape, width: across.length }, down, top);
 }
 
 // The input of each output pixel for the filter "nearest".
@@ -132,8 +143,9 @@ function cropOf({ width, height }, { size, resize, squash }) {
   return { down, across, top: roundHalfToEven((down - size[0]) / 2), left: roundHalfToEven((across - size[1]) / 2) };
 }
 
-// The model's input, float32 [C, H, W], and the box of the photo that it shows.
-export function modelInput(photo, preprocess) {
+// The model's input, float32 [C, H, W], and the box of the photo that it shows. `pillow`: the version whose numbers are
+// wanted; from 13 on it resizes first along the side that shrinks much more.
+export function modelInput(photo, preprocess, pillow = 13) {
   const { size: [rows, columns], mean, std, interpolation } = preprocess;
   const { width, height } = photo;
   const { down, across, top, left } = cropOf(photo, preprocess);
@@ -145,7 +157,9 @@ export function modelInput(photo, preprocess) {
   const wide = part ? places(width, [box[0], box[2]], columns, 0, columns, filter) : places(width, [0, width], across, left, columns, filter);
   const tall = part ? places(height, [box[1], box[3]], rows, 0, rows, filter) : places(height, [0, height], down, top, rows, filter);
   const channels = mean.length;
-  const seen = resampled(channelsOf(photo, channels), { width, height, channels }, wide, tall);
+  const [newWidth, newHeight] = part ? [columns, rows] : [across, down];
+  const columnsFirst = pillow >= 13 && newHeight < height && height - newHeight > 2 * (width - newWidth);
+  const seen = resampled(channelsOf(photo, channels), { width, channels }, wide, tall, columnsFirst);
   const pixels = new Float32Array(channels * rows * columns);
   for (let c = 0; c < channels; c += 1) {
     const [centre, scale] = [Math.fround(mean[c]), Math.fround(std[c])];
