@@ -28,7 +28,6 @@ from vitshap.exporting.command import run as run_command
 from vitshap.models import MaskedModel, wrap
 
 TOLERANCE = 1e-4
-SMALL_NETS = ("timm ViT", "transformers ViT", "torchvision ViT")
 
 
 def explainer_of(model: MaskedModel, **config: Any) -> Explainer:
@@ -84,10 +83,10 @@ class Exported(NamedTuple):
     folder: Path
 
 
-@pytest.fixture(scope="session", params=SMALL_NETS)
-def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """A small net of each library, exported once."""
-    explainer, folder = small(request.param), tmp_path_factory.mktemp("exported") / "out"
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """A small net of transformers, exported once."""
+    explainer, folder = small(), tmp_path_factory.mktemp("exported") / "out"
     found = export_onnx(explainer, folder, name="insects")
     assert max(found.values, found.predictions) < TOLERANCE
     assert found.correlation > 0.9999
@@ -95,19 +94,11 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture
-def one(exported: Exported) -> Exported:
-    """One of them is enough for what does not depend on the library."""
-    if type(exported.explainer.surrogate.net).__name__ != "ViTForImageClassification":
-        pytest.skip("tested with the net of transformers")
-    return exported
-
-
-@pytest.fixture
-def stored_graphs(one: Exported, monkeypatch: pytest.MonkeyPatch) -> Explainer:
+def stored_graphs(exported: Exported, monkeypatch: pytest.MonkeyPatch) -> Explainer:
     """Exports of this explainer take the graphs that were made before: tracing takes seconds."""
-    found = {name: onnx.load(one.folder / f"{name}.onnx") for name in ("game", "explainer")}
+    found = {name: onnx.load(exported.folder / f"{name}.onnx") for name in ("game", "explainer")}
     monkeypatch.setattr(export, "make_graphs", lambda explainer, *, one_graph: found)
-    return one.explainer
+    return exported.explainer
 
 
 def test_graphs_equal_torch_on_a_hundred_photos(exported: Exported) -> None:
@@ -127,11 +118,12 @@ def test_graphs_equal_torch_on_a_hundred_photos(exported: Exported) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [name for name in nets.FAMILIES if name not in SMALL_NETS])
-def test_other_families(name: str, tmp_path: Path) -> None:
-    explainer = explainer_of(wrap(nets.build(name), check=False, image_size=nets.image_size(name)))
+@pytest.mark.parametrize("name", nets.FAMILIES)
+def test_every_family(name: str, tmp_path: Path) -> None:
+    explainer = small(name) if nets.image_size(name) == (32, 32) else small(name, preprocess=None)
     export_onnx(explainer, tmp_path / "out")
-    agrees(explainer, tmp_path / "out", nets.images(name, n=3))
+    photos = nets.images(name, n=3) if explainer.surrogate.preprocess is None else hundred_photos(made.PREPROCESS)
+    agrees(explainer, tmp_path / "out", photos)
 
 
 @pytest.mark.long
@@ -179,8 +171,8 @@ def test_very_large_weights_are_stored_beside_the_graph(
         assert export.compare(stored_graphs, folder, nets.images("transformers ViT")).correlation > 0.9
 
 
-def test_the_script_runs_where_torch_cannot_be_imported(one: Exported, tmp_path: Path) -> None:
-    explainer, folder = one
+def test_the_script_runs_where_torch_cannot_be_imported(exported: Exported, tmp_path: Path) -> None:
+    explainer, folder = exported
     for missing in ("torch", "vitshap", "transformers"):
         (tmp_path / "none" / missing).mkdir(parents=True)
         (tmp_path / "none" / missing / "__init__.py").write_text(f"raise ImportError('{missing} is not here')\n")
@@ -247,8 +239,8 @@ def test_a_full_disk_leaves_nothing(stored_graphs: Explainer, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_weights_beyond_sixteen_bits(one: Exported) -> None:
-    graph = onnx.load(one.folder / "explainer.onnx")
+def test_weights_beyond_sixteen_bits(exported: Exported) -> None:
+    graph = onnx.load(exported.folder / "explainer.onnx")
     tensor = max(graph.graph.initializer, key=lambda tensor: len(tensor.raw_data))
     values = onnx.numpy_helper.to_array(tensor).copy()
     values.flat[0] = 1e6
@@ -257,16 +249,16 @@ def test_weights_beyond_sixteen_bits(one: Exported) -> None:
         graphs.converted(graph, "float16")
 
 
-def test_a_folder_that_is_not_free(one: Exported, capsys: pytest.CaptureFixture[str]) -> None:
-    before = sorted(one.folder.iterdir())
-    for out, what in ((one.folder, "not empty"), (before[0], "a file")):
+def test_a_folder_that_is_not_free(exported: Exported, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(exported.folder.iterdir())
+    for out, what in ((exported.folder, "not empty"), (before[0], "a file")):
         with pytest.raises(SystemExit) as ended:
             run_command(Options("imagenette-deit-tiny", format=Format.onnx, out=out))
         assert ended.value.code == 2
         said = capsys.readouterr().err
         assert what in said
         assert said.count("\n") == 1
-    assert sorted(one.folder.iterdir()) == before
+    assert sorted(exported.folder.iterdir()) == before
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 DESCRIPTION = json.loads((HERE / "description.json").read_text(encoding="utf-8"))
 
 
-def prepare(photo):
+def prepare(photo: Image.Image) -> np.ndarray:
     """Return a PIL image as the model takes it, float32 [C, H, W]: upright, resized, cropped, normalised."""
     given = DESCRIPTION["preprocess"]
     if given is None:
@@ -38,28 +38,29 @@ def prepare(photo):
         down, across = resize[0], int(resize[0] * photo.width / photo.height)
     photo = photo.resize((across, down), Image.Resampling[given["interpolation"].upper()])
     top, left = round((down - height) / 2), round((across - width) / 2)
-    pixels = np.array(photo.crop((left, top, left + width, top + height)), dtype=np.float32)
-    pixels = pixels.reshape(height, width, channels).transpose(2, 0, 1) / 255
+    crop = np.array(photo.crop((left, top, left + width, top + height)), dtype=np.float32)
+    pixels = crop.reshape(height, width, channels).transpose(2, 0, 1) / np.float32(255)
     mean, std = (np.array(given[key], dtype=np.float32).reshape(-1, 1, 1) for key in ("mean", "std"))
     return (pixels - mean) / std
 
 
-def open_graph(name):
+def open_graph(name: str) -> onnxruntime.InferenceSession:
     """Open "explainer" or "game"."""
     return onnxruntime.InferenceSession(HERE / f"{name}.onnx", providers=onnxruntime.get_available_providers())
 
 
-def explain(session, pixels):
+def explain(session: onnxruntime.InferenceSession, pixels: np.ndarray) -> list[np.ndarray]:
     """Return values [B, players, classes], predictions [B, classes] and base [B, classes] of pixels [B, C, H, W]."""
-    return session.run(["values", "predictions", "base"], {"pixels": pixels})
+    return list(session.run(["values", "predictions", "base"], {"pixels": pixels}))
 
 
-def play(session, pixels, coalitions):
+def play(session: onnxruntime.InferenceSession, pixels: np.ndarray, coalitions: np.ndarray) -> np.ndarray:
     """Return predictions [B, S, classes] of coalitions, bool [B, S, players]; False: the player's patches are hidden."""
-    return session.run(["predictions"], {"pixels": pixels, "coalitions": coalitions})[0]
+    (predictions,) = session.run(["predictions"], {"pixels": pixels, "coalitions": coalitions})
+    return np.asarray(predictions)
 
 
-def main():
+def main() -> None:
     """Print predictions, and the values of the most probable classes."""
     parser = argparse.ArgumentParser(description="Explain photos with the ONNX graphs of this folder.")
     parser.add_argument("photos", nargs="+", metavar="PHOTO")
