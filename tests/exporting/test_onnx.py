@@ -25,7 +25,7 @@ from vitshap.explainers import Explainer, ExplainerConfig
 from vitshap.exporting import CannotExport, export, export_onnx, graphs
 from vitshap.exporting.command import Format, Options, PrecisionName
 from vitshap.exporting.command import run as run_command
-from vitshap.models import MaskedModel, wrap
+from vitshap.models import MaskedModel, Preprocess, wrap
 
 TOLERANCE = 1e-4
 
@@ -120,10 +120,11 @@ def test_graphs_equal_torch_on_a_hundred_photos(exported: Exported) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", nets.FAMILIES)
 def test_every_family(name: str, tmp_path: Path) -> None:
-    explainer = small(name) if nets.image_size(name) == (32, 32) else small(name, preprocess=None)
+    size = nets.image_size(name)
+    preprocess = Preprocess(size, size, (0.5,) * 3, (0.5,) * 3)
+    explainer = small(name, preprocess=preprocess)
     export_onnx(explainer, tmp_path / "out")
-    photos = nets.images(name, n=3) if explainer.surrogate.preprocess is None else hundred_photos(made.PREPROCESS)
-    agrees(explainer, tmp_path / "out", photos)
+    agrees(explainer, tmp_path / "out", hundred_photos(preprocess))
 
 
 @pytest.mark.long

@@ -27,6 +27,7 @@ function onLoading(done, all) {
   place.textContent = done < all ? `Loading the model: ${megabytes(done)} of ${megabytes(all)} MB` : "Starting the model \u2026";
 }
 
+document.getElementById("model").closest("label").hidden = true; // there is one
 const app = new App(new InBrowser({ onLoading }));
 window.vitshap = app;
 keepFiles().then(() => app.start());
