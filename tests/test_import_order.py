@@ -32,6 +32,7 @@ ORDER = [
     "training",
     "explaining",
     "serving",
+    "exporting",
     "experiments",
     "evaluation",
     "certifying",

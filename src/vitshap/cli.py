@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from vitshap.errors import leave
 from vitshap.explaining import command as explaining
+from vitshap.exporting import command as exporting
 from vitshap.serving import command as serving
 
 T = TypeVar("T")
@@ -160,6 +161,7 @@ def command_of(options: type[T], run: Callable[[T], int], /) -> Callable[..., No
 
 app.command("explain")(command_of(explaining.Options, explaining.run))
 app.command("serve")(command_of(serving.Options, serving.run))
+app.command("export")(command_of(exporting.Options, exporting.run))
 
 
 @app.command()

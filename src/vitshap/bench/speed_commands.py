@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -246,3 +247,28 @@ def bench_shards(
     engines = ("process", "ray") if ray else ("process",)
     table = shards.measure(bundle, seconds=seconds, rounds=rounds, processes=processes, engines=engines)
     show(out, table, machine=describe(resolve_device("cpu")))
+
+
+@subcommand("export")
+def bench_export(
+    photos: Annotated[list[str], typer.Argument(help="Photos, or folders of photos.")],
+    bundle: Annotated[str | None, typer.Option(help="Stored explainer; default: the one that is shipped.")] = None,
+    images: Annotated[int, typer.Option(min=1, help="Photos, spread evenly.")] = 100,
+    onnxruntime_web: Annotated[
+        Path | None, typer.Option(help="Folder of the npm package onnxruntime-web; default: it is fetched with npm.")
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Compare exported graphs with torch on photos: time, differences and correlation; and the page in Chromium."""
+    from vitshap.bench import explain
+    from vitshap.bench import export as measuring
+    from vitshap.bench.speed import describe
+    from vitshap.exporting.graphs import require_packages
+
+    require_packages()
+    where = resolve_device("cpu")
+    explainer, name = explain.load(bundle, where)
+    tables = measuring.measure(
+        explainer.float(), name, photos, images=images, runtime=onnxruntime_web, progress=ProgressLines()
+    )
+    show(out, *tables, machine=describe(where))

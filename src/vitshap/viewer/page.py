@@ -39,6 +39,14 @@ def stylesheet() -> str:
     return static_text("style.css").strip()
 
 
+def module_names(*entries: str) -> list[str]:
+    """Return the names of these modules and of all that they import."""
+    sources: dict[str, str] = {}
+    for entry in entries:
+        _collect(entry, sources)
+    return sorted(sources)
+
+
 @lru_cache
 def joined_script(entry: str = "report.js") -> str:
     """Return a module and all that it imports as one script, to be put inline into a page."""

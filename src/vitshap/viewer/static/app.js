@@ -154,6 +154,7 @@ export class App {
       select.replaceChildren(...models.map((one) => element("option", { value: one.name }, one.name)));
       this.model = models.find((one) => one.name === this.state.model) ?? models.find((one) => one.default) ?? models[0];
       select.value = this.model.name;
+      if (this.early) { await this.take(this.early); }
     } catch (error) { this.fail(error.message); }
   }
 
@@ -181,7 +182,7 @@ export class App {
   async take(file) {
     const purpose = this.next;
     this.next = null;
-    if (!this.model) { return; }
+    if (!this.model) { this.early = file; return; } // explained when the models are there
     if (purpose === "compare" && this.panes.length === 1) { await this.addPane(this.panes[0].model, file); return; }
     const pane = this.panes[0] ?? new Pane(this, this.model);
     if (this.panes.length === 0) { byId("panes").append(pane.node); }

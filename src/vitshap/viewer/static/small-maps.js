@@ -98,7 +98,7 @@ export class Methods {
   draw() {
     const { viewer } = this;
     const { explanations, index, backend } = viewer;
-    this.node.hidden = explanations.size < 2 && !backend;
+    this.node.hidden = explanations.size < 2 && (!backend || viewer.methods.length < 2);
     if (this.node.hidden) { return; }
     const shown = [...explanations.values()].filter((one) => classOf(one, index) !== null);
     const scaled = shown.filter((one) => one.unit === viewer.explanation.unit);

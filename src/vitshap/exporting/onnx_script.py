@@ -1,0 +1,91 @@
+"""Explain photos with the ONNX graphs of this folder: values of patches and predictions, without torch.
+
+    python explain.py PHOTO [PHOTO ...] [--top CLASSES] [--json]
+
+It needs numpy, onnxruntime and pillow. The functions can be imported too.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from PIL import Image, ImageOps
+
+HERE = Path(__file__).resolve().parent
+DESCRIPTION = json.loads((HERE / "description.json").read_text(encoding="utf-8"))
+
+
+def prepare(photo: Image.Image) -> np.ndarray:
+    """Return a PIL image as the model takes it, float32 [C, H, W]: upright, resized, cropped, normalised."""
+    given = DESCRIPTION["preprocess"]
+    if given is None:
+        raise SystemExit("error: this model does not say how it wants photos; call explainer.onnx with its own pixels")
+    channels, (height, width), resize = len(given["mean"]), given["size"], given["resize"]
+    photo = ImageOps.exif_transpose(photo)
+    if photo.mode.startswith("I;16"):
+        photo = Image.fromarray((np.asarray(photo, dtype=np.float64) / 257).round().astype(np.uint8))
+    elif "transparency" in photo.info or photo.mode in ("RGBA", "LA", "PA", "La", "RGBa"):
+        photo = photo.convert("RGBA")
+        photo = Image.alpha_composite(Image.new("RGBA", photo.size, (255, 255, 255, 255)), photo)
+    photo = photo.convert("L" if channels == 1 else "RGB")
+    if given["squash"]:
+        down, across = resize
+    elif resize[0] * photo.width <= resize[1] * photo.height:
+        down, across = int(resize[1] * photo.height / photo.width), resize[1]
+    else:
+        down, across = resize[0], int(resize[0] * photo.width / photo.height)
+    photo = photo.resize((across, down), Image.Resampling[given["interpolation"].upper()])
+    top, left = round((down - height) / 2), round((across - width) / 2)
+    crop = np.array(photo.crop((left, top, left + width, top + height)), dtype=np.float32)
+    pixels = crop.reshape(height, width, channels).transpose(2, 0, 1) / np.float32(255)
+    mean, std = (np.array(given[key], dtype=np.float32).reshape(-1, 1, 1) for key in ("mean", "std"))
+    return (pixels - mean) / std
+
+
+def open_graph(name: str) -> onnxruntime.InferenceSession:
+    """Open "explainer" or "game"."""
+    return onnxruntime.InferenceSession(HERE / f"{name}.onnx", providers=onnxruntime.get_available_providers())
+
+
+def explain(session: onnxruntime.InferenceSession, pixels: np.ndarray) -> list[np.ndarray]:
+    """Return values [B, players, classes], predictions [B, classes] and base [B, classes] of pixels [B, C, H, W]."""
+    return list(session.run(["values", "predictions", "base"], {"pixels": pixels}))
+
+
+def play(session: onnxruntime.InferenceSession, pixels: np.ndarray, coalitions: np.ndarray) -> np.ndarray:
+    """Return predictions [B, S, classes] of coalitions, bool [B, S, players]; False: the player's patches are hidden."""
+    (predictions,) = session.run(["predictions"], {"pixels": pixels, "coalitions": coalitions})
+    return np.asarray(predictions)
+
+
+def main() -> None:
+    """Print predictions, and the values of the most probable classes."""
+    parser = argparse.ArgumentParser(description="Explain photos with the ONNX graphs of this folder.")
+    parser.add_argument("photos", nargs="+", metavar="PHOTO")
+    parser.add_argument("--top", type=int, default=1, help="classes to explain (default: 1)")
+    parser.add_argument("--json", action="store_true", help="a line of JSON per photo, with all values")
+    options = parser.parse_args()
+    session, names = open_graph("explainer"), DESCRIPTION["class_names"]
+    for path in options.photos:
+        try:
+            with Image.open(path) as photo:
+                pixels = prepare(photo)
+        except OSError as error:
+            raise SystemExit(f"error: {path} cannot be read: {error}") from None
+        values, predictions, base = (rows[0] for rows in explain(session, pixels[None]))
+        best = [int(index) for index in np.argsort(-predictions)[: options.top]]
+        if options.json:
+            found = [{"class": names[i], "base": float(base[i]), "values": values[:, i].tolist()} for i in best]
+            print(json.dumps({"photo": path, "predictions": predictions.tolist(), "classes": found}))
+            continue
+        for index in best:
+            print(f"{path}: {names[index]} {predictions[index]:.4f} (without any patch {base[index]:.4f})")
+            labels = np.array(DESCRIPTION["players"])
+            map_ = np.where(labels < 0, 0.0, values[labels, index]).reshape(DESCRIPTION["grid"])
+            print("\n".join(" ".join(f"{value:+.4f}" for value in row) for row in map_))
+
+
+if __name__ == "__main__":
+    main()
