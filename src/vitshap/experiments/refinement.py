@@ -222,7 +222,7 @@ def accuracy_table(
         median=float(spent.median()),
         most=float(spent.max()),
         single=single,
-        ratio=None if single is None else float(spent.mean()) / single,
+        ratio=None if not single else float(spent.mean()) / single,
         seconds=reached.seconds / len(spent),
     )
     if single is None:
