@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -53,6 +54,66 @@ def bench_estimators(
     summaries = [estimators.summary(table) for table in runs]
     show(None, *summaries)
     write_tables(out, *summaries, *runs)
+
+
+@subcommand("race")
+def bench_race(
+    model: Annotated[str, typer.Argument(help="digits (trained first), a bundle, or the name of a model.")],
+    data: Annotated[Path | None, typer.Argument(help="Images of a bundle or model; its test part is used.")] = None,
+    layout: Layout = "auto",
+    split: Split = "own",
+    cache: Cache = None,
+    first: Annotated[int, typer.Option(min=0, help="Test images to leave out before the first one.")] = 100,
+    images: Annotated[int, typer.Option(min=1, help="Test images.")] = 20,
+    weights: Annotated[str | None, typer.Option(help="Safetensors file with the weights of a timm network.")] = None,
+    head_rows: Annotated[str | None, typer.Option(help="Rows of its head to keep, as 0,217,482.")] = None,
+    crop: Annotated[
+        float | None, typer.Option(help="Share of the resized image that is kept; default: its own.")
+    ] = None,
+    budgets: Annotated[str, typer.Option(help="Evaluations of our estimators.")] = "512,1024,2048,4096,16384",
+    seeds: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 3,
+    reference: Annotated[int, typer.Option(min=100, help="Evaluations per image of the reference values.")] = 262_144,
+    estimators: Annotated[str, typer.Option(help="Estimators of shapiq, separated by semicolons.")] = "all",
+    shapiq_python: Annotated[str, typer.Option(help="Python that has shapiq 1.8; default: this one.")] = sys.executable,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that fit shapiq's estimators.")] = 1,
+    compiled: Compiled = True,
+    device: Device = "auto",
+    out: Out = None,
+) -> None:
+    """Compare kernelshap and refine with n evaluations to the estimators of shapiq 1.8 with n / 0.7, at 196 players."""
+    from vitshap.bench import race
+    from vitshap.bench.shapiq_worker import ESTIMATORS
+    from vitshap.experiments import quality
+
+    names = list(ESTIMATORS) if estimators == "all" else estimators.split(";")
+    if unknown := [name for name in names if name not in ESTIMATORS]:
+        raise ValueError(f"--estimators are of {'; '.join(ESTIMATORS)}; got {'; '.join(unknown)}")
+    progress = ProgressLines()
+    if model == "digits":
+        progress.start("training a network of two layers on enlarged digits")
+        racing = race.enlarged_digits(range(first, first + images), device=resolve_device(device))
+    else:
+        if data is None:
+            raise ValueError("give the data of this model too; only digits need none")
+        masked, _ = _open_model(model, weights, head_rows, crop, resolve_device(device))
+        test = quality.open_data(masked, data, layout=layout, split=split, cache=cache).test
+        pixels, _ = quality.sample_images(masked, test.subset(range(first, first + images)), images)
+        racing = race.Racing(masked, pixels)
+    if compiled and racing.model.device.type == "cuda":
+        racing.model.compile()
+    progress.start(f"reference values of {images} images, {reference:,} evaluations each")
+    table = race.race(
+        racing,
+        racing.known(reference),
+        budgets=[int(number) for number in budgets.split(",")],
+        seeds=range(seeds),
+        estimators=names,
+        python=shapiq_python,
+        workers=workers,
+        title=f"{model}, {images} images, {seeds} seeds",
+        note=progress.start,
+    )
+    show(out, race.verdict(table), table)
 
 
 @subcommand("calibrate")
