@@ -179,7 +179,7 @@ def bench_refine(
         str, typer.Option(help=f"What to compute, of {','.join(STEPS)}; accuracy: of --accuracy.")
     ] = "all",
     budgets: Annotated[str, typer.Option(help="Evaluations per image.")] = "256,512,1024,2048,4096,8192,16384,100000",
-    reference: Annotated[int, typer.Option(min=100, help="Evaluations per image of the reference values.")] = 262_144,
+    reference: Annotated[int, typer.Option(min=100, help="Of the reference values; 2^players: exact.")] = 262_144,
     accuracy: Annotated[float, typer.Option(min=0, max=1, help="Estimated correlation to stop at.")] = 0.95,
     seeds: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 1,
     batch: Annotated[int, typer.Option(min=1, help="Images estimated at a time.")] = 20,
@@ -187,8 +187,7 @@ def bench_refine(
     device: Device = "auto",
 ) -> None:
     """Compute reference values and estimates of kernelshap and refine into a folder; bench refine-tables shows them."""
-    from vitshap.estimators import truth
-    from vitshap.experiments import estimates, quality
+    from vitshap.experiments import estimates, quality, refinement
 
     asked = STEPS if steps == "all" else tuple(steps.split(","))
     if unknown := [step for step in asked if step not in STEPS]:
@@ -205,16 +204,7 @@ def bench_refine(
     progress = ProgressLines()
     if "truth" in asked:
         progress.start(f"reference values, {reference:,} evaluations per image, images", images)
-        truth.compute(
-            folder / TRUTH,
-            lambda some: masked.game(pixels[some], precision="auto"),
-            num_inputs=images,
-            surrogate=masked.fingerprint(),
-            budget=reference,
-            batch=min(batch, 10),
-            seed=1_000_000,
-            progress=progress.update,
-        )
+        refinement.store_truth(folder / TRUTH, subject, budget=reference, progress=progress.update)
     methods = [STEPS_OF[step] for step in asked if step in STEPS_OF and STEPS_OF[step] in subject.methods()]
     for key in estimates.keys(methods, numbers, range(seeds)):
         progress.start(f"{key.method}, {key.budget:,} evaluations per image, seed {key.seed}")

@@ -21,6 +21,7 @@ ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
     "ProxySHAP adjusted": ("ProxySHAP", {"index": "SV", "max_order": 1, "adjustment": True}),
     "OddSHAP": ("OddSHAP", {}),
     "LeverageSHAP": ("LeverageSHAP", {}),
+    "KernelSHAP": ("KernelSHAP", {"pairing_trick": True}),
     "PolySHAP": ("PolySHAP", {"max_order": 1, "pairing_trick": True}),
     "PolySHAP, order 2": ("PolySHAP", {"max_order": 2, "pairing_trick": True, "max_terms": 2000}),
     "ShaplEIG": ("ShaplEIG", {}),

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vitshap.estimators.estimate import correlation
-from vitshap.estimators.exact import exact
-from vitshap.estimators.truth import Specification, Truth
+from vitshap.estimators.estimate import Estimate, correlation
+from vitshap.estimators.exact import MOST_PLAYERS, exact
+from vitshap.estimators.kernel import kernelshap
+from vitshap.estimators.truth import Specification, Truth, compute
 from vitshap.experiments.estimates import (
     CONTROL,
     EXPLAINER,
@@ -82,6 +83,33 @@ def exact_truth(game_of: Callable[[slice], Game], images: int, /, *, batch: int 
     )
     specification = Specification(images, surrogate, "exact", parts[0].evaluations, batch, 0)
     return Truth(specification, values, torch.zeros_like(values), base, full, torch.ones_like(full))
+
+
+def store_truth(
+    folder: Path, subject: Subject, *, budget: int, progress: Callable[[int, int], object] | None = None
+) -> Truth:
+    """Compute reference values of the subject's images into ``folder``, or continue; exact if the budget suffices.
+
+    Their evaluations are independent of those of ``estimates``.
+    """
+    d = subject.model.num_players
+    all_of_them = d <= MOST_PLAYERS and budget >= 2**d
+    return compute(
+        folder,
+        subject.game,
+        num_inputs=len(subject.pixels),
+        surrogate=subject.model.fingerprint(),
+        budget=budget,
+        estimator=_enumerated if all_of_them else kernelshap,
+        method="exact" if all_of_them else "kernelshap",
+        batch=min(subject.batch, 10),
+        seed=1_000_000,
+        progress=progress,
+    )
+
+
+def _enumerated(game: Game, /, *, budget: int, seed: int) -> Estimate:
+    return exact(game)
 
 
 def error_curves(
