@@ -133,7 +133,7 @@ def test_a_single_budget_for_as_many_images_is_interpolated(known: tuple[Tensor,
 def test_the_command_computes_what_the_tables_show(explainer: Explainer, tmp_path: Path) -> None:
     folder = explainer.save_pretrained(tmp_path / "bundle")
     runs = tmp_path / "runs"
-    words = ["bench", "refine", str(folder), "digits", "--folder", str(runs), "--images", "8", "--budgets", "10,14"]
+    words = ["bench", "refine", str(folder), "digits", "--folder", str(runs), "--images", "8", "--budgets", "10,16"]
     result = CliRunner().invoke(
         app, [*words, "--reference", "100", "--first", "20", "--accuracy", "0.5", "--device", "cpu"]
     )

@@ -310,7 +310,8 @@ def figure(table: Table, title: str = "") -> Figure:
     shown = {"l2": "L2 distance", "pearson": "Pearson correlation", "r2": "R^2", "spearman": "Spearman correlation"}
     for key, label in shown.items():
         bands = {}
-        for method in dict.fromkeys(table.values("method")):
+        measured = set(table.values("method"))
+        for method in (name for name in (REFINED, TOKENS, KERNELSHAP, CONTROL, EXPLAINER) if name in measured):
             rows = [row for row in table.rows if row["method"].value == method]
             x = np.array([row["budget"].value for row in rows], dtype=float)
             y = np.array([row[f"{key}_target"].value for row in rows], dtype=float)
