@@ -17,7 +17,6 @@ from vitshap.experiments.estimates import CONTROL, EXPLAINER, KERNELSHAP, METHOD
 from vitshap.experiments.refinement import (
     accuracy_table,
     error_curves,
-    exact_truth,
     store_truth,
     stored_curves,
     two_step_table,
@@ -38,9 +37,14 @@ def explainer() -> Explainer:
 
 
 @pytest.fixture(scope="module")
-def known(explainer: Explainer) -> tuple[Tensor, Truth]:
+def known(explainer: Explainer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tensor, Truth]:
     pixels = torch.as_tensor(load_digits().test.images)[:60]
-    return pixels, exact_truth(lambda part: explainer.surrogate.game(pixels[part]), 60, batch=30)
+    subject = estimates.Subject(explainer.surrogate, pixels)
+    truth = store_truth(
+        tmp_path_factory.mktemp("known") / "truth", subject, budget=16
+    )  # all coalitions of four players
+    assert truth.specification.method == "exact"
+    return pixels, truth
 
 
 def test_curves_of_all_methods_end_at_the_exact_values(explainer: Explainer, known: tuple[Tensor, Truth]) -> None:

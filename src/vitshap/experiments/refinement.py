@@ -20,7 +20,7 @@ from torch import Tensor
 from vitshap.estimators.estimate import Estimate, correlation
 from vitshap.estimators.exact import MOST_PLAYERS, exact
 from vitshap.estimators.kernel import kernelshap
-from vitshap.estimators.truth import Specification, Truth, compute
+from vitshap.estimators.truth import Truth, compute
 from vitshap.experiments.estimates import (
     CONTROL,
     EXPLAINER,
@@ -73,16 +73,6 @@ class _Sums(NamedTuple):
     r2: Tensor
     spearman: Tensor
     inside: Tensor
-
-
-def exact_truth(game_of: Callable[[slice], Game], images: int, /, *, batch: int = 8, surrogate: str = "") -> Truth:
-    """Return the exact values of ``images`` inputs of at most 20 players as reference values without errors."""
-    parts = [exact(game_of(slice(first, min(first + batch, images)))) for first in range(0, images, batch)]
-    values, base, full = (
-        torch.cat([getattr(part, name) for part in parts]).cpu() for name in ("values", "base_values", "full_values")
-    )
-    specification = Specification(images, surrogate, "exact", parts[0].evaluations, batch, 0)
-    return Truth(specification, values, torch.zeros_like(values), base, full, torch.ones_like(full))
 
 
 def store_truth(
