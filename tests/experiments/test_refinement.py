@@ -1,5 +1,6 @@
 """Error against evaluations on digits with exact values, and the command that calibrates a bundle."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,15 @@ from typer.testing import CliRunner
 from vitshap.cli import app
 from vitshap.data import load_digits
 from vitshap.estimators.truth import Truth
-from vitshap.experiments.refinement import METHODS, error_curves, exact_truth
+from vitshap.experiments import estimates
+from vitshap.experiments.estimates import CONTROL, EXPLAINER, KERNELSHAP, METHODS, REFINED, Key, Values, found_in
+from vitshap.experiments.refinement import (
+    accuracy_table,
+    error_curves,
+    store_truth,
+    stored_curves,
+    two_step_table,
+)
 from vitshap.explainers import Explainer, bundle
 from vitshap.explainers.calibration import calibrate
 from vitshap.models import wrap
@@ -28,9 +37,14 @@ def explainer() -> Explainer:
 
 
 @pytest.fixture(scope="module")
-def known(explainer: Explainer) -> tuple[Tensor, Truth]:
+def known(explainer: Explainer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tensor, Truth]:
     pixels = torch.as_tensor(load_digits().test.images)[:60]
-    return pixels, exact_truth(lambda part: explainer.surrogate.game(pixels[part]), 60, batch=30)
+    subject = estimates.Subject(explainer.surrogate, pixels)
+    truth = store_truth(
+        tmp_path_factory.mktemp("known") / "truth", subject, budget=16
+    )  # all coalitions of four players
+    assert truth.specification.method == "exact"
+    return pixels, truth
 
 
 def test_curves_of_all_methods_end_at_the_exact_values(explainer: Explainer, known: tuple[Tensor, Truth]) -> None:
@@ -72,3 +86,71 @@ def test_the_command_calibrates_a_bundle(explainer: Explainer, tmp_path: Path) -
     assert loaded.calibration is not None
     assert loaded.calibration.images == 40
     assert loaded(torch.zeros(1, 1, 8, 8)).stderr is not None
+
+
+def test_stored_estimates_give_the_same_table_and_are_not_computed_again(
+    explainer: Explainer, known: tuple[Tensor, Truth], tmp_path: Path
+) -> None:
+    pixels, truth = known
+    explainer.calibration = calibrate(explainer, pixels[:30], truth.values[:30])
+    options = {"budgets": (10, 14), "batch": 15, "folder": tmp_path}
+    table = error_curves(explainer, pixels[30:], truth[30:], **options)  # type: ignore[arg-type]
+    subject = estimates.Subject(explainer.surrogate, pixels[30:], explainer, batch=15)
+    assert store_truth(tmp_path / "truth", subject, budget=16).values.allclose(truth.values[30:])
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    again = error_curves(explainer, pixels[30:], truth[30:], **options)  # type: ignore[arg-type]
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    assert again.to_json() == table.to_json()
+    found = found_in(tmp_path)
+    assert Key(CONTROL, 10) in found  # from the evaluations of refine with the explainer
+    merged = stored_curves(found, truth[30:])
+    assert [row for row in merged.rows if row["method"].value != CONTROL] == table.rows
+    rules = two_step_table(found, truth[30:])
+    assert sum("Selective Explanations" in rule for rule in rules.values("rule")) == 2
+    shown = [row for row in rules.rows if row["rule"].value == "kernelshap"]
+    own = [row for row in table.rows if row["method"].value == "kernelshap"]
+    assert [row["l2_target"].value for row in shown] == [row["l2_target"].value for row in own]
+
+
+def test_a_single_budget_for_as_many_images_is_interpolated(known: tuple[Tensor, Truth]) -> None:
+    truth = known[1][:4]
+    exact, wrong = truth.values, -truth.values
+
+    def values(right: int, evaluations: list[int]) -> Values:
+        return Values(torch.cat([exact[:right], wrong[right:]]), None, torch.tensor(evaluations))
+
+    found = {
+        Key(EXPLAINER, 0): values(1, [1] * 4),
+        Key(REFINED, 100): values(2, [100] * 4),
+        Key(REFINED, 400): values(4, [400] * 4),
+        Key(KERNELSHAP, 50): values(4, [50] * 4),  # another method
+    }
+    table, histogram = accuracy_table(found, values(3, [2, 2, 100, 300]), truth, 0.9, REFINED)
+    row = {key: cell.value for key, cell in table.rows[0].items()}
+    assert row["reached"] == 0.75
+    assert row["mean"] == 101
+    assert row["single"] == pytest.approx(200)  # half of the way from 100 to 400, on a logarithmic axis
+    assert row["ratio"] == pytest.approx(101 / 200)
+    assert [(r["up_to"].value, r["images"].value) for r in histogram.rows] == [(2, 2), (128, 1), (512, 1)]
+
+
+def test_the_command_computes_what_the_tables_show(explainer: Explainer, tmp_path: Path) -> None:
+    folder = explainer.save_pretrained(tmp_path / "bundle")
+    runs = tmp_path / "runs"
+    words = ["bench", "refine", str(folder), "digits", "--folder", str(runs), "--images", "8", "--budgets", "10,16"]
+    result = CliRunner().invoke(
+        app, [*words, "--reference", "100", "--first", "20", "--accuracy", "0.5", "--device", "cpu"]
+    )
+    assert result.exit_code == 0, result.output
+    figure, out = tmp_path / "curves.png", tmp_path / "tables.json"
+    shown = ["bench", "refine-tables", str(runs), "--figure", str(figure), "--out", str(out), "--accuracy", "0.5"]
+    result = CliRunner().invoke(app, shown)
+    assert result.exit_code == 0, result.output
+    assert figure.stat().st_size > 1000
+    titles = [table["title"] for table in json.loads(out.read_text())["tables"]]
+    assert titles[0] == "8 images"
+    assert titles[-1] == "evaluations per image"
+    for bad, expected in ((["--steps", "kernel"], "got kernel"), (["--first", "400"], "asked are 401 to 408")):
+        result = CliRunner().invoke(app, [*words, *bad, "--device", "cpu"])
+        assert result.exit_code == 2
+        assert expected in result.output.replace("\n", " ")

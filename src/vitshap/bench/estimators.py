@@ -160,16 +160,16 @@ def digit_tables(number: int) -> Tensor:
     return model.game(images)(all_coalitions(model.num_players)).double()
 
 
-def train_on_digits(digits: Splits, *, epochs: int = EPOCHS) -> MaskedModel:
-    """Train a ViT of width 32 and 3 layers with patches withheld at random, so that it is its own surrogate."""
+def train_on_digits(digits: Splits, *, epochs: int = EPOCHS, image_size: int = 8, layers: int = 3) -> MaskedModel:
+    """Train a ViT of width 32 with patches of 2 x 2, withheld at random, so that it is its own surrogate."""
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
-        image_size=8,
+        image_size=image_size,
         patch_size=2,
         num_channels=1,
         hidden_size=32,
-        num_hidden_layers=3,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         intermediate_size=64,
         id2label={i: str(i) for i in range(10)},

@@ -118,6 +118,8 @@ def split_half(estimator: Estimator, game: Game, *, budget: int, seed: int = 0) 
     Both halves use the same two endpoints, which count once: the budget is not exceeded.
     """
     one = estimator(game, budget=(budget + 2) // 2, seed=2 * seed)
+    if one.method == "exact":
+        return one, torch.ones_like(one.full_values)
     two = estimator(game, budget=(budget + 2) // 2, seed=2 * seed + 1)
     stderr = None
     if one.stderr is not None and two.stderr is not None:

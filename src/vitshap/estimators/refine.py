@@ -94,11 +94,22 @@ class RefineState:
         if not self._used:
             stderr = self._prior.stderr
             return self._mean, None if stderr is None else stderr.expand_as(self._mean)
-        residual, stderr = without_absent(self._residual, *self._state.estimate())
-        assert stderr is not None
+        residual, stderr = self._estimate_residual()
         stderr = stderr * (1 + 2 * OPTIMISM / self._used) ** 0.5
         correction, stderr, self.error_spread = posterior(self._prior, residual, stderr, self._present)
         return self._mean + correction, stderr
+
+    def unbiased(self) -> tuple[Tensor, Tensor | None]:
+        """Return the estimate before the posterior: ``kernelshap`` with the prior's mean as a control variate."""
+        if not self._used:
+            return self.estimate()
+        residual, stderr = self._estimate_residual()
+        return self._mean + residual, stderr
+
+    def _estimate_residual(self) -> tuple[Tensor, Tensor]:
+        residual, stderr = without_absent(self._residual, *self._state.estimate())
+        assert stderr is not None
+        return residual, stderr
 
 
 def _residual_game(game: Game, mean: Tensor) -> Game:

@@ -157,6 +157,8 @@ def interval_figure(
 
 
 def _draw(axes: Axes, panel: Panel) -> list[Artist]:
+    from matplotlib.ticker import LogLocator, NullLocator
+
     handles: list[Artist] = []
     number = 0
     for name, (x, mean, half) in panel.bands.items():
@@ -169,7 +171,25 @@ def _draw(axes: Axes, panel: Panel) -> list[Artist]:
         handles += axes.plot(x, mean, color=colour, linestyle=style, linewidth=1.5, marker=marker, markersize=3)
         axes.fill_between(x, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
     axes.set(**{name: "log" for name, on in zip(("xscale", "yscale"), panel.log, strict=True) if on})
+    if panel.log[0]:
+        _mark(axes, np.unique(np.concatenate([band.x for band in panel.bands.values()])))
+    if panel.log[1]:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
     return handles
+
+
+def _mark(axes: Axes, places: NDArray[np.float64]) -> None:
+    """Write the measured places at a logarithmic axis, as far as they do not overlap."""
+    from matplotlib.ticker import NullLocator
+
+    shown: list[float] = []
+    for place in places[::-1]:
+        if not shown or shown[-1] / place >= (places[-1] / places[0]) ** (1 / 10):
+            shown.append(float(place))
+    axes.set_xticks(shown, [f"{place / 1000:.0f}k" if place >= 1000 else f"{place:g}" for place in shown])
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _checked(name: str, band: Band) -> Band:

@@ -1,0 +1,208 @@
+"""Estimates of many images by every method and number of evaluations, each stored in a file as soon as it is computed.
+
+A run that was interrupted continues after its last file, and several processes may compute different methods into one
+folder. Tables and figures are made from the files later, without the network. Images are estimated in batches, so that a
+GPU has many coalitions at once; the seed belongs to the batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitshap.estimators.as_methods import Refine
+from vitshap.estimators.estimate import Estimate, endpoints
+from vitshap.estimators.kernel import kernelshap
+from vitshap.estimators.posterior import Prior
+from vitshap.estimators.priors import explained_prior, token_prior, token_similarity
+from vitshap.estimators.refine import RefineState
+from vitshap.explainers import Explainer
+from vitshap.files import read_tensors, write_tensors
+from vitshap.game import Game
+from vitshap.models import MaskedModel
+
+EXPLAINER, KERNELSHAP, TOKENS, REFINED = "explainer", "kernelshap", "refine, tokens", "refine, explainer"
+CONTROL = "control variate"
+"""The explainer as a linear control variate: what ``refine`` with the explainer evaluates, without the posterior."""
+METHODS = (EXPLAINER, KERNELSHAP, TOKENS, REFINED)
+ACCURACY = "accuracy"
+
+
+class Values(NamedTuple):
+    """Values of ``N`` images with their standard errors and cost."""
+
+    values: Tensor
+    """``[N, d, K]``."""
+    stderr: Tensor | None
+    """``[N, d, K]``."""
+    evaluations: Tensor
+    """Of each image, int64 ``[N]``."""
+    seconds: float = 0.0
+    """Of all images together."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """What was computed."""
+
+    method: str
+    budget: int
+    seed: int = 0
+
+    @property
+    def file(self) -> str:
+        """Name of the file."""
+        return f"{self.method.replace(', ', '-').replace(' ', '-')}_{self.budget}_{self.seed}.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """Images, the model whose values are estimated, and its explainer if it has one."""
+
+    model: MaskedModel
+    pixels: Tensor
+    explainer: Explainer | None = None
+    game_of: Callable[[slice], Game] | None = None
+    """Game of some of the images; default: the model's, in "auto" precision."""
+    batch: int = 20
+    """Images estimated at a time."""
+
+    def game(self, part: slice) -> Game:
+        """Return the game of some of the images."""
+        if self.game_of is not None:
+            return self.game_of(part)
+        return self.model.game(self.pixels[part], precision="auto")
+
+    @property
+    def parts(self) -> list[slice]:
+        """The batches of images."""
+        return [slice(i, min(i + self.batch, len(self.pixels))) for i in range(0, len(self.pixels), self.batch)]
+
+    def methods(self) -> tuple[str, ...]:
+        """Return the methods that can be compared."""
+        return METHODS if self.explainer is not None else (KERNELSHAP, TOKENS)
+
+    def prior(self, part: slice, method: str, game: Game) -> Prior:
+        """Return the prior of a method for some of the images."""
+        pixels = self.pixels[part]
+        similarity = token_similarity(self.model.adapter, pixels, self.model.players)
+        if method == TOKENS:
+            return token_prior(game, similarity)
+        assert self.explainer is not None
+        explanation = self.explainer(pixels)
+        everything = explanation.classes.to(game.device)
+        return explained_prior(explanation, game, everything, similarity, self.explainer.calibration)
+
+
+def keys(methods: Sequence[str], budgets: Sequence[int], seeds: Sequence[int]) -> Iterator[Key]:
+    """Yield what is computed for these methods: every budget with every seed, the explainer once without evaluations."""
+    for method in methods:
+        for budget in (0,) if method == EXPLAINER else budgets:
+            for seed in seeds[:1] if method == EXPLAINER else seeds:
+                yield Key(method, budget, seed)
+
+
+def estimate(subject: Subject, key: Key) -> dict[str, Values]:
+    """Estimate the values of all images; for the explainer as a prior also as a control variate (same evaluations)."""
+    started = time.perf_counter()
+    found: dict[str, list[Estimate]] = {}
+    for number, part in enumerate(subject.parts):
+        seed = key.seed * len(subject.parts) + number
+        for name, one in _estimate_part(subject, part, key, seed).items():
+            found.setdefault(name, []).append(one)
+    return {name: _joined(some, time.perf_counter() - started) for name, some in found.items()}
+
+
+def stored(folder: Path, subject: Subject, key: Key) -> Values:
+    """Return the values of ``key`` from the folder, computed and written there before if they are not in it."""
+    path = folder / key.file
+    if not path.exists():
+        for name, values in estimate(subject, key).items():
+            write(folder / replace(key, method=name).file, values)
+    return read(path)
+
+
+def reach_accuracy(subject: Subject, accuracy: float, *, budget: int, seed: int = 0) -> Values:
+    """Run ``refine`` image by image until the estimated correlation of the predicted class is ``accuracy``.
+
+    The prior is the explainer, or tokens without one; ``budget`` is the most for one image.
+    """
+    started = time.perf_counter()
+    prior = "tokens" if subject.explainer is None else subject.explainer
+    method = Refine(subject.model, prior=prior, budget=budget, seed=seed, accuracy=accuracy)
+    everything = list(range(subject.model.num_classes))
+    values, errors, evaluations = [], [], []
+    for part in subject.parts:
+        explanation = method(subject.pixels[part], target=everything)
+        assert explanation.stderr is not None
+        assert explanation.evaluations_each is not None
+        values.append(explanation.values.double().cpu())
+        errors.append(explanation.stderr.double().cpu())
+        evaluations.append(explanation.evaluations_each.cpu())
+    return Values(torch.cat(values), torch.cat(errors), torch.cat(evaluations), time.perf_counter() - started)
+
+
+def accuracy_file(accuracy: float) -> str:
+    """Return the name of the file of ``reach_accuracy``."""
+    return f"{ACCURACY}_{accuracy:g}.safetensors"
+
+
+def write(path: Path, values: Values) -> None:
+    """Write values to a file, atomically, in single precision."""
+    tensors = {
+        "values": values.values.float(),
+        "evaluations": values.evaluations,
+        "seconds": torch.tensor(values.seconds, dtype=torch.float64),
+    }
+    write_tensors(path, tensors if values.stderr is None else tensors | {"stderr": values.stderr.float()})
+
+
+def read(path: Path) -> Values:
+    """Read what ``write`` wrote, in double precision."""
+    tensors = read_tensors(path)
+    stderr = tensors["stderr"].double() if "stderr" in tensors else None
+    return Values(tensors["values"].double(), stderr, tensors["evaluations"], float(tensors["seconds"]))
+
+
+def found_in(folder: Path) -> dict[Key, Values]:
+    """Return all estimates in a folder."""
+    names = {Key(name, 0).file.split("_")[0]: name for name in (*METHODS, CONTROL)}
+    found = {}
+    for path in sorted(folder.glob("*_*_*.safetensors")):
+        method, budget, seed = path.stem.split("_")
+        if method in names:
+            found[Key(names[method], int(budget), int(seed))] = read(path)
+    return found
+
+
+def _estimate_part(subject: Subject, part: slice, key: Key, seed: int) -> dict[str, Estimate]:
+    game = subject.game(part)
+    if key.method == KERNELSHAP:
+        return {KERNELSHAP: kernelshap(game, budget=key.budget, seed=seed)}
+    prior = subject.prior(part, key.method, game)
+    nothing = torch.zeros(game.batch_size, dtype=torch.bool)
+    ends = endpoints(game)
+    if key.method == EXPLAINER:
+        return {EXPLAINER: Estimate(prior.mean, prior.stderr, *ends, 1, EXPLAINER, nothing, posterior=True)}
+    state = RefineState(game, prior, 4096, seed)
+    used = state.advance(key.budget)
+    found = {key.method: Estimate(*state.estimate(), *ends, used, key.method, nothing, posterior=True)}
+    if key.method == REFINED:
+        found[CONTROL] = Estimate(*state.unbiased(), *ends, used, CONTROL, nothing)
+    return found
+
+
+def _joined(estimates: Sequence[Estimate], seconds: float) -> Values:
+    errors = [one.stderr.cpu() for one in estimates if one.stderr is not None]
+    return Values(
+        torch.cat([one.values.cpu() for one in estimates]),
+        torch.cat(errors) if len(errors) == len(estimates) else None,
+        torch.cat([torch.full((len(one.values),), one.evaluations) for one in estimates]),
+        seconds,
+    )
