@@ -5,7 +5,7 @@ BIN := .venv/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
-FIRST := tests/training tests/explaining tests/evaluation tests/test_docs.py
+FIRST := tests/training tests/explaining tests/evaluation tests/exporting tests/test_docs.py
 
 .PHONY: demo test test-long lint docs dist clean
 
