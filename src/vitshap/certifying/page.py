@@ -24,7 +24,7 @@ from vitshap.evaluation.marks import Measured
 from vitshap.explaining.html import pairs_html, table_html
 from vitshap.explaining.text import output_text, percent
 from vitshap.plots import SOFTWARE
-from vitshap.viewer.page import POLICY, photo_uri, static_text, stylesheet
+from vitshap.viewer.page import page_start, photo_uri, static_text, stylesheet
 
 WORST = 6
 """Images of the lowest correlation that are shown."""
@@ -51,15 +51,13 @@ def template(name: str) -> Template:
 def to_html(certificate: Certificate, title: str) -> str:
     """Return the page."""
     verdict, compared = certificate.verdict, certificate.compared
+    lead = (
+        f"{certificate.test.images:,} test images, {len(compared.names):,} of them with converged Shapley values "
+        f"({certificate.settings.budget:,} evaluations each)."
+    )
+    css, skip = f"{stylesheet()}\n{template('page.css').template}", ("verdict", "Skip to the verdict")
     return template("page.html").substitute(
-        generator=escape(SOFTWARE),
-        policy=POLICY,
-        title=escape(title),
-        css=f"{stylesheet()}\n{template('page.css').template}",
-        lead=escape(
-            f"{certificate.test.images:,} test images, {len(compared.names):,} of them with converged Shapley values "
-            f"({certificate.settings.budget:,} evaluations each)."
-        ),
+        start=page_start(title, title, lead, skip=skip, generator=SOFTWARE, css=css),
         kind=_CLASS[verdict.level],
         level=escape(verdict.level),
         sentence=escape(verdict.sentence),

@@ -20,7 +20,7 @@ from vitshap.evaluation.formats import count_text, digits_of, value_text
 from vitshap.evaluation.result import Cell, Evaluation, Heading, RowInfo, Summary
 from vitshap.explaining.html import pairs_html
 from vitshap.plots import SOFTWARE, Band, Panel
-from vitshap.viewer.page import static_text, stylesheet
+from vitshap.viewer.page import page_start, static_text, stylesheet
 
 COLOURS = 10
 WIDE, HIGH = 440, 280
@@ -40,12 +40,9 @@ def template(name: str) -> Template:
 def to_html(evaluation: Evaluation, table: Summary, title: str, *, facts: Sequence[tuple[str, str]] = ()) -> str:
     """Return the page; ``facts`` are further lines about what was compared."""
     drawn = curves(evaluation)
+    css, skip = f"{stylesheet()}\n{template('page.css').template}", ("table", "Skip to the table")
     return template("page.html").substitute(
-        generator=escape(SOFTWARE),
-        title=escape(title),
-        heading=escape(title),
-        css=f"{stylesheet()}\n{template('page.css').template}",
-        lead=escape(_lead(evaluation, table)),
+        start=page_start(title, title, _lead(evaluation, table), skip=skip, generator=SOFTWARE, css=css),
         warnings="".join(
             f'<p class="warning"><strong>Note:</strong> {escape(one)}</p>' for one in _warnings(evaluation)
         ),

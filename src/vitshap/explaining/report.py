@@ -25,8 +25,7 @@ from vitshap.explaining.text import meaning, output_text
 from vitshap.explanation import Explanation
 from vitshap.files import write_atomically
 from vitshap.plots import SOFTWARE, UNIT_LABELS
-from vitshap.viewer import joined_script, stylesheet
-from vitshap.viewer.page import POLICY
+from vitshap.viewer.page import joined_script, page_start
 
 MARK = '<meta name="generator" content="vitshap '
 """Start of the line that identifies a page of vitshap; the version follows."""
@@ -176,12 +175,13 @@ class ReportWriter:
         versions = {f"version of {name}": version for name, version in summary.versions.items()}
         settings = [(name, printable(value)) for name, value in {**summary.settings, **versions}.items()]
         return template("page.html").substitute(
-            generator=escape(SOFTWARE),
-            title=escape(f"{self._heading}{where}"),
-            heading=escape(self._heading),
-            policy=POLICY,
-            css=stylesheet(),
-            counts=escape(f"{counts}{where}."),
+            start=page_start(
+                f"{self._heading}{where}",
+                self._heading,
+                f"{counts}{where}.",
+                skip=("images", "Skip to the images"),
+                generator=SOFTWARE,
+            ),
             warnings="".join(
                 f'<p class="warning"><strong>Warning:</strong> {escape(warning)}</p>' for warning in summary.warnings
             ),

@@ -95,6 +95,40 @@ def page_html(title: str, views: Iterable[str]) -> str:
     )
 
 
+def page_start(
+    title: str, heading: str, lead: str, *, skip: tuple[str, str], generator: str, css: str | None = None
+) -> str:
+    """Return a page up to its first section: head, heading and the button of the theme.
+
+    ``skip``: identifier of the main section, and the text of the link to it; ``css``: default the viewer's.
+    """
+    place, text = skip
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="generator" content="{escape(generator)}">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<title>{escape(title)}</title>
+<link rel="icon" href="data:,">
+<style>
+{stylesheet() if css is None else css}
+</style>
+</head>
+<body>
+<a class="skip" href="#{place}">{escape(text)}</a>
+<header class="top">
+<div>
+<h1>{escape(heading)}</h1>
+<p class="lead">{escape(lead)}</p>
+</div>
+<button type="button" id="theme" hidden>Theme: system</button>
+</header>
+<main>"""
+
+
 def frame_html(page: str, title: str, height: int = FRAME_HEIGHT) -> str:
     """Return a frame that holds the page itself, so that neither style nor script touches the notebook around it."""
     style = f"width:100%;height:{height}px;border:0;border-radius:8px"
