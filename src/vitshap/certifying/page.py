@@ -116,7 +116,7 @@ def _quality(certificate: Certificate) -> list[list[str]]:
     if certificate.threshold is not None and compared.coverage() is not None:
         low = compared.explanation.prediction.amax(1) < certificate.threshold
         rows.append(("coverage, images below the threshold", compared.coverage(low)))
-        rows.append(("coverage, other images", compared.coverage(~low)))
+        rows.append(("coverage, images above the threshold", compared.coverage(~low)))
     rows += [(f"{metric}, {row}", value) for metric, row, value in metric_numbers(certificate)]
     return [[name, *_cells(value)] for name, value in rows if value is not None and not _nan(value)]
 
