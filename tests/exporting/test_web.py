@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import base64
-import functools
 import io
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from tests import chromium
 from tests.chromium import DESKTOP, PHONE, Tab
 from tests.explaining import made
 from tests.full_disk import full_disk
+from vitshap.bench.export import static_host
 from vitshap.errors import CommandError
 from vitshap.explainers import Explainer
 from vitshap.explainers.calibration import FEATURES, Calibration
@@ -33,23 +31,6 @@ from vitshap.models import Preprocess
 
 TOLERANCE = 1e-4
 PILLOW = int(PIL.__version__.partition(".")[0])
-
-
-class QuietHandler(SimpleHTTPRequestHandler):
-    def log_message(self, *arguments: Any) -> None:
-        """Say nothing."""
-
-
-@contextmanager
-def static_host(folder: Path) -> Iterator[str]:
-    """Any static host: the address of a folder."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(QuietHandler, directory=folder))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/"
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def encoded(photo: Image.Image, kind: str = "png") -> str:

@@ -231,7 +231,7 @@ def _open_page(explainer: Explainer, name: str, folder: Path, runtime: Path | No
     if executable is None:
         raise ModuleNotFoundError("there is no Chromium here")
     export_web(explainer, folder, name=name, runtime=runtime)
-    with _static_host(folder) as address, sync_playwright() as playwright:
+    with static_host(folder) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
         try:
             page = browser.new_page()
@@ -252,7 +252,8 @@ class _QuietHandler(SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def _static_host(folder: Path) -> Iterator[str]:
+def static_host(folder: Path) -> Iterator[str]:
+    """Serve a folder on this machine, as any static host would; yield its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_QuietHandler, directory=folder))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
