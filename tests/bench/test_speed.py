@@ -35,6 +35,7 @@ def test_the_machine_is_described(word: str) -> None:
     assert word in describe(torch.device("cpu"))
 
 
+@pytest.mark.long
 def test_bench_coalitions_reports_every_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = speed.seconds
     monkeypatch.setattr(speed, "seconds", lambda work, device, **options: seconds(work, device, at_least=0, rounds=1))

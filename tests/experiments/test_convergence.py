@@ -14,6 +14,7 @@ def game_of():
     return lambda part: model.game(pixels[part])
 
 
+@pytest.mark.long
 def test_more_evaluations_are_more_reliable_and_closer_to_the_reference(game_of) -> None:
     table = convergence.measure_budgets(game_of, 2, [300, 3000], reference=10_000)
     by = {(row["estimator"].value, row["budget"].value): row for row in table.rows}

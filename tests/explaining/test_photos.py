@@ -213,7 +213,8 @@ print(peaks[1] - peaks[0])
 """
 
 
-@pytest.mark.parametrize("kind", [pytest.param("jpg", marks=pytest.mark.long), "png"])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["jpg", "png"])
 def test_many_large_photos_take_little_more_memory_than_one(tmp_path: Path, bundle: Path, kind: str) -> None:
     """Six of 64 megapixels, 256 MB each as Pillow holds them, of which preprocessing makes copies."""
     small, large = tmp_path / "small.png", tmp_path / f"large.{kind}"

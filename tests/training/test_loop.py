@@ -129,6 +129,7 @@ def _two(*arguments: object, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.long
 def test_two_processes_continue_from_the_disk_of_one(tmp_path: Path) -> None:
     done = _two(tmp_path, OWN_DISKS="1")
     assert done.returncode == 0, done.stderr
