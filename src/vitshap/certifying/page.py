@@ -24,7 +24,7 @@ from vitshap.evaluation.marks import Measured
 from vitshap.explaining.html import pairs_html, table_html
 from vitshap.explaining.text import output_text, percent
 from vitshap.plots import SOFTWARE
-from vitshap.viewer.page import page_start, photo_uri, static_text, stylesheet
+from vitshap.viewer.page import page_end, page_start, photo_uri, stylesheet
 
 WORST = 6
 """Images of the lowest correlation that are shown."""
@@ -69,7 +69,7 @@ def to_html(certificate: Certificate, title: str) -> str:
         drift=_drift(certificate),
         worst="".join(_image(compared, int(i), certificate) for i in worst_images(compared)),
         facts=pairs_html(_facts(certificate)),
-        theme=static_text("theme.js").replace("export ", ""),
+        end=page_end(),
     )
 
 

@@ -20,7 +20,7 @@ from vitshap.evaluation.formats import count_text, digits_of, value_text
 from vitshap.evaluation.result import Cell, Evaluation, Heading, RowInfo, Summary
 from vitshap.explaining.html import pairs_html
 from vitshap.plots import SOFTWARE, Band, Panel
-from vitshap.viewer.page import page_start, static_text, stylesheet
+from vitshap.viewer.page import page_end, page_start, stylesheet
 
 COLOURS = 10
 WIDE, HIGH = 440, 280
@@ -52,8 +52,7 @@ def to_html(evaluation: Evaluation, table: Summary, title: str, *, facts: Sequen
         notes=_notes(evaluation, table),
         charts=_charts(evaluation, drawn) if drawn else "",
         facts=pairs_html([*facts, *_facts(evaluation)]),
-        theme=static_text("theme.js").replace("export ", ""),
-        script=template("page.js").template,
+        end=page_end(template("page.js").template),
     )
 
 

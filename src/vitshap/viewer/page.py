@@ -129,6 +129,22 @@ def page_start(
 <main>"""
 
 
+def page_end(script: str = "") -> str:
+    """Return the end of a page that ``page_start`` began: footer, the theme's script and ``script``."""
+    theme = static_text("theme.js").replace("export ", "")
+    return f"""</main>
+<footer><p>Made by vitshap. This file is complete in itself: it loads nothing and sends nothing.</p></footer>
+<script>
+(() => {{
+{theme}
+startTheme(document.getElementById("theme"));
+}})();
+{script}
+</script>
+</body>
+</html>"""
+
+
 def frame_html(page: str, title: str, height: int = FRAME_HEIGHT) -> str:
     """Return a frame that holds the page itself, so that neither style nor script touches the notebook around it."""
     style = f"width:100%;height:{height}px;border:0;border-radius:8px"
