@@ -44,7 +44,7 @@ def test_the_posterior_is_that_of_linear_algebra() -> None:
     covariance = covariance * (d - 1) / covariance.trace()
     prior = Prior(
         torch.zeros(1, d, 2, dtype=torch.float64),
-        similarity,
+        similarity[:, None],
         torch.full((1, 2), amplitude, dtype=torch.float64),
         spread=1e-9,
         white=white,
@@ -56,6 +56,45 @@ def test_the_posterior_is_that_of_linear_algebra() -> None:
     gain = signal @ torch.linalg.pinv(signal + noise * centring)
     torch.testing.assert_close(mean[0], gain @ residual[0])
     torch.testing.assert_close(error[0, :, 0].square(), (signal - gain @ signal).diagonal(), rtol=1e-5, atol=1e-9)
+
+
+def test_similarities_are_weighted_by_their_evidence() -> None:
+    d, white, amplitude, noise = 6, 0.2, 0.5, 0.1
+    places = torch.randn(2, 1, d, 2, generator=RANDOM, dtype=torch.float64)
+    similarity = torch.exp(-(torch.cdist(places, places) ** 2)).transpose(0, 1)  # [1, 2, d, d]
+    residual = 0.7 * torch.randn(1, d, 3, generator=RANDOM, dtype=torch.float64)
+    residual = residual - residual.mean(1, keepdim=True)
+    known = {"variance": torch.full((1, 3), amplitude, dtype=torch.float64), "spread": 1e-9, "white": white}
+    prior = Prior(torch.zeros(1, d, 3, dtype=torch.float64), similarity, **known)
+    stderr = torch.full_like(residual, (noise * (d - 1) / d) ** 0.5)
+    everyone = torch.ones(1, d, dtype=torch.bool)
+    mean, error, _ = posterior(prior, residual, stderr, everyone)
+    contrasts = torch.linalg.svd(torch.eye(d, dtype=torch.float64) - 1 / d)[0][:, : d - 1]  # of centred values
+    alone, densities = [], []
+    for one in similarity[0]:
+        covariance = contrasts.T @ ((1 - white) * one + white * torch.eye(d, dtype=torch.float64)) @ contrasts
+        covariance = amplitude * covariance * (d - 1) / covariance.trace()
+        density = torch.distributions.MultivariateNormal(
+            torch.zeros(d - 1, dtype=torch.float64), covariance + noise * torch.eye(d - 1, dtype=torch.float64)
+        )
+        densities.append(density.log_prob((contrasts.T @ residual[0]).T))  # [K]
+        alone.append(posterior(replace(prior, similarity=one[None, None]), residual, stderr, everyone))
+    weight = torch.stack(densities).softmax(0)
+    assert 0.01 < float(weight.min())  # otherwise one of them would be all
+    expected = (weight[:, None] * torch.stack([one.mean[0] for one in alone])).sum(0)
+    torch.testing.assert_close(mean[0], expected)
+    apart = torch.stack([one.stderr[0].square() + (one.mean[0] - expected).square() for one in alone])
+    torch.testing.assert_close(error[0].square(), (weight[:, None] * apart).sum(0))
+
+
+def test_near_players_are_alike_in_the_second_similarity(model: Any) -> None:
+    pixels = random_images(model, 1)
+    alike, near = token_similarity(model.adapter, pixels, model.game(pixels).players)[0]  # type: ignore[index]
+    ratio = near / alike
+    torch.testing.assert_close(ratio[0, 1], torch.tensor(1 / (2 * 1.5**2)).neg().exp().double())  # one patch apart
+    torch.testing.assert_close(ratio[0, 8], torch.tensor(8 / (2 * 1.5**2)).neg().exp().double())  # the far corner
+    blocks = model.game(pixels, players=3).players  # one player of 3 x 3 patches
+    assert token_similarity(model.adapter, pixels, blocks).shape == (1, 2, 1, 1)  # type: ignore[union-attr]
 
 
 def test_without_evaluations_it_is_the_prior_and_with_all_of_them_exact() -> None:
@@ -154,13 +193,13 @@ def test_similar_tokens_and_players_of_several_patches(model: Any) -> None:
     game = model.game(pixels)
     similarity = token_similarity(model.adapter, pixels, game.players)
     assert similarity is not None
-    assert similarity.shape == (2, 9, 9)
-    torch.testing.assert_close(similarity.diagonal(dim1=1, dim2=2), torch.ones(2, 9, dtype=torch.float64))
+    assert similarity.shape == (2, 2, 9, 9)
+    torch.testing.assert_close(similarity.diagonal(dim1=2, dim2=3), torch.ones(2, 2, 9, dtype=torch.float64))
     assert float(torch.linalg.eigvalsh(similarity).min()) > -1e-9
     blocks = model.game(pixels, players=2)
     grouped = token_similarity(model.adapter, pixels, blocks.players)
     assert grouped is not None
-    assert grouped.shape == (2, 4, 4)
+    assert grouped.shape == (2, 2, 4, 4)
     refined = method("refine", model, players=2, budget=16)(pixels)
     torch.testing.assert_close(refined.values, method("exact", model, players=2)(pixels).values, atol=1e-5, rtol=0)
 

@@ -4,8 +4,9 @@ The values of an input and an output are ``mean + u``. Over the players u is nor
 centred, since the sum of the values is known: K is how similar players are, w the share of the variance that is each
 player's own, a the variance. An estimate of u with errors of variance sigma^2 has the posterior mean ``sum_j g_j z_j e_j``:
 e_j are the eigenvectors of the covariance, z_j the estimate's coordinates along them, and ``g_j = c_j / (c_j + sigma^2)``
-with the eigenvalues c_j. So one eigendecomposition per input serves all outputs. What is not known of a and w is
-integrated over a grid, weighted by the likelihood of the estimate: the posterior then covers their uncertainty too.
+with the eigenvalues c_j. So one eigendecomposition per input and K serves all outputs. What is not known of a and w is
+integrated over a grid, weighted by the likelihood of the estimate, and so is the choice between several K: the posterior
+then covers their uncertainty too.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Prior:
     mean: Tensor
     """float64 ``[B, d, K]``."""
     similarity: Tensor | None = None
-    """Correlation of players, positive semi-definite with ones on the diagonal, float64 ``[B, d, d]``; None: none."""
+    """Correlation of players, positive semi-definite with ones on the diagonal, float64 ``[B, M, d, d]``: M candidates, of
+    which the evaluations decide; None: none."""
     variance: Tensor | None = None
     """Expected squared error of the mean, averaged over players, float64 ``[B, K]``; None: not known."""
     profile: Tensor | None = None
@@ -79,8 +81,8 @@ def posterior(prior: Prior, residual: Tensor, stderr: Tensor, present: Tensor) -
     ``residual`` (``[B, d, K]``) estimates that difference with independent errors ``stderr``, and sums to zero over the
     players ``present`` (bool ``[B, d]``).
     """
-    basis, spectrum = _eigenvectors(prior, present)  # [B, d, d], [B, W, d]
-    free = spectrum > 0
+    candidates = [None] if prior.similarity is None else prior.similarity.unbind(1)
+    bases = [_eigenvectors(prior, one, present) for one in candidates]  # [B, d, d], [B, W, d]
     count = (present.sum(1) - 1).clamp(min=1).to(residual)[:, None]  # [B, 1]: dimensions of centred values
     parts: list[Posterior] = []
     for first in range(0, residual.shape[2], OUTPUTS_AT_ONCE):
@@ -89,29 +91,34 @@ def posterior(prior: Prior, residual: Tensor, stderr: Tensor, present: Tensor) -
         noise = stderr[..., some].square().sum(1) / count
         noise = noise.clamp(min=torch.finfo(noise.dtype).tiny).maximum(1e-12 * mean_square)
         grid = _grid(prior, some, mean_square, noise)
-        scores = basis.transpose(1, 2) @ residual[..., some]  # [B, d, K]
-        parts.append(_average(basis, spectrum, free, grid, scores, stderr[..., some], noise, count))
+        found = [_average(*one, grid, residual[..., some], stderr[..., some], noise, count) for one in bases]
+        parts.append(_mixture(*zip(*found, strict=True)))
     means, errors, spreads = zip(*parts, strict=True)
     return Posterior(torch.cat(means, 2), torch.cat(errors, 2), torch.cat(spreads, 1))
 
 
+def _mixture(found: tuple[Posterior, ...], evidence: tuple[Tensor, ...]) -> Posterior:
+    """Average posteriors of several similarities, weighted by their log ``evidence`` (``[B, K]`` each)."""
+    means, errors, spreads = (torch.stack(part) for part in zip(*found, strict=True))
+    weight = torch.stack(evidence).softmax(0)  # [M, B, K]
+    mean = (weight[:, :, None] * means).sum(0)
+    variance = (weight[:, :, None] * (errors.square() + (means - mean).square())).sum(0)
+    return Posterior(mean, variance.sqrt(), (weight * spreads.square()).sum(0).sqrt())
+
+
 def _average(
-    basis: Tensor,
-    spectrum: Tensor,
-    free: Tensor,
-    grid: Grid,
-    scores: Tensor,
-    stderr: Tensor,
-    noise: Tensor,
-    count: Tensor,
-) -> Posterior:
-    """Average posteriors over the grid."""
+    basis: Tensor, spectrum: Tensor, grid: Grid, residual: Tensor, stderr: Tensor, noise: Tensor, count: Tensor
+) -> tuple[Posterior, Tensor]:
+    """Average posteriors over the grid; return the logarithm of the evidence too, ``[B, K]``."""
+    scores = basis.transpose(1, 2) @ residual  # [B, d, K]
+    free = spectrum > 0
     known = grid.log_variance.exp()[..., None, None] * spectrum[:, None, None]  # [B, K, A, W, d]
     total = known + noise[..., None, None, None]
     squares = scores.square().transpose(1, 2)[:, :, None, None]  # [B, K, 1, 1, d]
     one = free[:, None, None].to(known)
     likelihood = -0.5 * (one * (total.log() + squares / total)).sum(-1)  # [B, K, A, W]
-    weight = (likelihood + grid.log_prior[..., None]).flatten(2).softmax(-1)  # [B, K, AW]
+    joint = (likelihood + grid.log_prior[..., None]).flatten(2)  # [B, K, AW]
+    weight = joint.softmax(-1)
     gain = (known / total * one).flatten(2, 3)  # [B, K, AW, d]
     mean_gain = (weight[..., None] * gain).sum(2)  # [B, K, d]
     z = scores.transpose(1, 2)  # [B, K, d]
@@ -128,7 +135,7 @@ def _average(
     each = ((1 - gain).square() * known.flatten(2, 3) + gain.square() * noise[..., None, None]).sum(-1)
     each = each.clamp(min=torch.finfo(z.dtype).tiny).log()  # [B, K, AW]
     spread = (weight * (each - (weight * each).sum(-1, keepdim=True)).square()).sum(-1).sqrt()
-    return Posterior(mean, variance.sqrt(), spread)
+    return Posterior(mean, variance.sqrt(), spread), joint.logsumexp(-1)
 
 
 def _grid(prior: Prior, outputs: slice, mean_square: Tensor, noise: Tensor) -> Grid:
@@ -145,18 +152,18 @@ def _grid(prior: Prior, outputs: slice, mean_square: Tensor, noise: Tensor) -> G
     return Grid(log_variance, (-steps.square() / 2).expand_as(log_variance))
 
 
-def _eigenvectors(prior: Prior, present: Tensor) -> tuple[Tensor, Tensor]:
+def _eigenvectors(prior: Prior, similarity: Tensor | None, present: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvectors ``[B, d, d]`` and the prior's variance along them ``[B, W, d]``, for W shares of white variance.
 
-    The variance is zero along directions in which values are not free: their sum, and absent players. Its mean over the
+    ``similarity``: one of the prior's, ``[B, d, d]``. The variance is zero along directions in which values are not free: their sum, and absent players. Its mean over the
     others is one.
     """
     here = present.to(prior.mean)  # [B, d]
     count = here.sum(1)[:, None, None]
     inside = torch.diag_embed(here) - here[:, :, None] * here[:, None] / count  # projection on what is free
     identity = torch.eye(here.shape[1], dtype=here.dtype, device=here.device)
-    similarity = identity.expand_as(inside) if prior.similarity is None else prior.similarity
-    known = 1.0 if prior.similarity is None else prior.white
+    known = 1.0 if similarity is None else prior.white
+    similarity = identity.expand_as(inside) if similarity is None else similarity
     shares = here.new_tensor(WHITE if known is None and prior.profile is None else [0.0])
     if prior.profile is not None or known is not None:
         white = 0.5 if known is None else known

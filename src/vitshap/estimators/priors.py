@@ -1,7 +1,9 @@
 """Where the prior of ``refine`` comes from: another explanation, an explainer, or the network's own tokens.
 
 Patches whose tokens look alike have alike values. Their similarity is taken from the tokens of a middle block, centred
-over the image: ``exp(p (cos - 1))``. Which block and which p from 1 to 2 hardly matters.
+over the image: ``exp(p (cos - 1))``. Which block and which p from 1 to 2 hardly matters. In some networks (of two layers,
+for example) tokens that look alike have alike values only if they are near each other too: the second candidate is that
+similarity times a Gaussian of the distance. The evaluations decide between the two.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from vitshap.players import Players
 
 POWER = 1.5
 """Of the similarity of tokens."""
+NEAR = 1.5
+"""Standard deviation of the Gaussian of the distance between players, in widths of a player."""
 UNEXPLAINED = 0.12
 """Variance of the error of values without standard errors, relative to that of the values: of trained explainers."""
 UNEXPLAINED_SPREAD = 1.0
@@ -50,7 +54,7 @@ class PriorMethod(Protocol):
 
 
 def token_prior(game: Game, similarity: Tensor | None) -> Prior:
-    """Return equal shares of v(1) - v(0), with a covariance by the similarity ``[B, d, d]`` of players."""
+    """Return equal shares of v(1) - v(0), with a covariance by the similarities ``[B, M, d, d]`` of players."""
     return Prior(equal_shares(game).mean, similarity)
 
 
@@ -98,22 +102,26 @@ def check_prior(explanation: Explanation, game: Game, targets: Tensor, players: 
 
 
 def token_similarity(adapter: Adapter, pixels: Tensor, players: Players) -> Tensor | None:
-    """Return how alike the tokens of players are, float64 ``[B, d, d]``; None for a network without blocks of tokens.
+    """Return how alike the tokens of players are, and how alike and near; None for a network without blocks of tokens.
 
-    A player's token is the mean over its patches. Absent players are like nobody.
+    float64 ``[B, 2, d, d]``. A player's token and place are the means over its patches. Absent players are like nobody.
     """
     if not adapter.blocks:
         return None
     tokens = middle_tokens(adapter, pixels).double()  # [B, N, D]
-    sums = players.sum_tokens(tokens)  # [B, d, D]
-    counts = players.sum_tokens(torch.ones_like(tokens[..., :1]))
+    counts = players.sum_tokens(torch.ones_like(tokens[..., :1]))  # [B, d, 1]
     here = (counts > 0).to(tokens)
-    means = sums / counts.clamp(min=1)
+    means = players.sum_tokens(tokens) / counts.clamp(min=1)  # [B, d, D]
     means = (means - (means * here).sum(1, keepdim=True) / here.sum(1, keepdim=True)) * here
     directions = torch.nn.functional.normalize(means, dim=2)
     cosine = directions @ directions.transpose(1, 2)
     cosine.diagonal(dim1=1, dim2=2).fill_(1)
-    return torch.exp(POWER * (cosine - 1))
+    alike = torch.exp(POWER * (cosine - 1))
+    cells = torch.cartesian_prod(*(torch.arange(side, device=tokens.device) for side in players.grid))
+    places = players.sum_tokens(cells.to(tokens).expand(len(tokens), -1, -1)) / counts.clamp(min=1)  # [B, d, 2]
+    area = counts.sum(1, keepdim=True) / here.sum(1, keepdim=True)  # [B, 1, 1]: patches of a player
+    near = torch.exp(-torch.cdist(places, places).square() / (2 * NEAR**2 * area))
+    return torch.stack([alike, alike * near], 1)
 
 
 def middle_tokens(adapter: Adapter, pixels: Tensor) -> Tensor:

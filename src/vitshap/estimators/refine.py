@@ -21,11 +21,9 @@ from vitshap.game import Game
 
 FEWEST = 8
 """Pairs that one correction needs, and one of every size: fewer do not tell how large their errors are."""
-
-
-OPTIMISM = 12
-"""Squared standard errors from n pairs are too small by about this many n-ths: the regression that has the smallest
-leave-one-out errors is chosen by these (docs/estimators.md, section 6)."""
+UNKNOWN_SIZE = 12
+"""If the size of the prior's error is not known, squared standard errors from n pairs are multiplied by 1 + this / n: the
+few pairs that the values are estimated from also tell how far to trust them (docs/estimators.md, section 11)."""
 
 
 def refine(
@@ -95,8 +93,9 @@ class RefineState:
             stderr = self._prior.stderr
             return self._mean, None if stderr is None else stderr.expand_as(self._mean)
         residual, stderr = self._estimate_residual()
-        stderr = stderr * (1 + 2 * OPTIMISM / self._used) ** 0.5
         correction, stderr, self.error_spread = posterior(self._prior, residual, stderr, self._present)
+        if self._prior.variance is None:
+            stderr = stderr * (1 + 2 * UNKNOWN_SIZE / self._used) ** 0.5
         return self._mean + correction, stderr
 
     def unbiased(self) -> tuple[Tensor, Tensor | None]:

@@ -29,6 +29,9 @@ CANDIDATES = ((1, 0.0), (1, 0.1), (3, 0.3))
 UNITS_PER_KNOT = 32
 AMPLE = 20
 """With this many units per column a penalty has no noticeable effect."""
+SMALL_SAMPLE = 20
+"""Squared standard errors from n pairs are multiplied by 1 + this / n: the regression is chosen by the errors that it
+leaves, and few errors have heavy tails (docs/estimators.md, section 6)."""
 
 
 class SizeEffectState:
@@ -95,7 +98,13 @@ class SizeEffectState:
         values, variance = assemble(sample, regress(sample, self._moments), factor)  # [d, B K]
         shape = (game.num_players, game.batch_size, game.num_outputs)
         values = values.view(shape).transpose(0, 1) + ((full - base) / game.num_players)[:, None]
-        return values, variance.view(shape).transpose(0, 1).sqrt()
+        evaluations = self._per_unit * len(sample.groups)
+        return values, small_sample(evaluations) * variance.view(shape).transpose(0, 1).sqrt()
+
+
+def small_sample(evaluations: int) -> float:
+    """Return the factor by which standard errors from so few evaluations are larger than the regression says."""
+    return float((1 + 2 * SMALL_SAMPLE / max(evaluations, 1)) ** 0.5)
 
 
 def regress(sample: Sample, moments: Moments) -> Fit:

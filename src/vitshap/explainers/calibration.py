@@ -179,16 +179,17 @@ def _fit(rows: Tensor, squares: Tensor, noise: Tensor) -> list[Tensor]:
 def _white(explainer: Explainer, pixels: Tensor, errors: Tensor) -> float:
     """Return the share of white variance under which errors ``[N, d, K]``, divided by their sizes, are most likely."""
     surrogate = explainer.surrogate
-    best = torch.zeros(len(WHITE), dtype=torch.float64)
+    best = torch.zeros(0, len(WHITE), dtype=torch.float64)  # by candidate for the similarity
     for part, some in zip(pixels.split(32), errors.split(32), strict=True):  # type: ignore[no-untyped-call]
         similarity = token_similarity(surrogate.adapter, part, surrogate.players)
         if similarity is None:
             return 1.0
-        spectrum, basis = torch.linalg.eigh(similarity.cpu())
-        squares = (basis.transpose(1, 2) @ some).square()  # [n, d, K]
+        spectrum, basis = torch.linalg.eigh(similarity.cpu())  # [n, M, d], [n, M, d, d]
+        squares = (basis.transpose(2, 3) @ some[:, None]).square()  # [n, M, d, K]
+        best = best if len(best) else best.new_zeros(spectrum.shape[1], len(WHITE))
         for i, white in enumerate(WHITE):
-            variance = (1 - white) * spectrum.clamp(min=0) + white  # [n, d]
-            size = (squares / variance[..., None]).mean(1)  # [n, K]: the best scale of each image and class
-            logs = variance.log().sum(1, keepdim=True) + squares.shape[1] * size.clamp(min=1e-300).log()
-            best[i] -= 0.5 * logs.sum()
-    return WHITE[int(best.argmax())]
+            variance = (1 - white) * spectrum.clamp(min=0) + white  # [n, M, d]
+            size = (squares / variance[..., None]).mean(2)  # [n, M, K]: the best scale of each image and class
+            logs = variance.log().sum(2, keepdim=True) + squares.shape[2] * size.clamp(min=1e-300).log()
+            best[:, i] -= 0.5 * logs.sum((0, 2))
+    return WHITE[int(best.amax(0).argmax())]
