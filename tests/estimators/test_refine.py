@@ -62,7 +62,7 @@ def test_similarities_are_weighted_by_their_evidence() -> None:
     d, white, amplitude, noise = 6, 0.2, 0.5, 0.1
     places = torch.randn(2, 1, d, 2, generator=RANDOM, dtype=torch.float64)
     similarity = torch.exp(-(torch.cdist(places, places) ** 2)).transpose(0, 1)  # [1, 2, d, d]
-    residual = 0.7 * torch.randn(1, d, 3, generator=RANDOM, dtype=torch.float64)
+    residual = 0.5 * torch.randn(1, d, 3, generator=RANDOM, dtype=torch.float64)
     residual = residual - residual.mean(1, keepdim=True)
     known = {"variance": torch.full((1, 3), amplitude, dtype=torch.float64), "spread": 1e-9, "white": white}
     prior = Prior(torch.zeros(1, d, 3, dtype=torch.float64), similarity, **known)
@@ -77,14 +77,14 @@ def test_similarities_are_weighted_by_their_evidence() -> None:
         density = torch.distributions.MultivariateNormal(
             torch.zeros(d - 1, dtype=torch.float64), covariance + noise * torch.eye(d - 1, dtype=torch.float64)
         )
-        densities.append(density.log_prob((contrasts.T @ residual[0]).T))  # [K]
+        densities.append(density.log_prob((contrasts.T @ residual[0]).T).sum())  # all outputs
         alone.append(posterior(replace(prior, similarity=one[None, None]), residual, stderr, everyone))
     weight = torch.stack(densities).softmax(0)
-    assert 0.01 < float(weight.min())  # otherwise one of them would be all
-    expected = (weight[:, None] * torch.stack([one.mean[0] for one in alone])).sum(0)
+    assert float(weight.min()) > 0.01  # otherwise one of them would be all
+    expected = (weight[:, None, None] * torch.stack([one.mean[0] for one in alone])).sum(0)
     torch.testing.assert_close(mean[0], expected)
     apart = torch.stack([one.stderr[0].square() + (one.mean[0] - expected).square() for one in alone])
-    torch.testing.assert_close(error[0].square(), (weight[:, None] * apart).sum(0))
+    torch.testing.assert_close(error[0].square(), (weight[:, None, None] * apart).sum(0))
 
 
 def test_near_players_are_alike_in_the_second_similarity(model: Any) -> None:

@@ -36,6 +36,7 @@ STEPS_OF = {
 }
 STEPS = ("truth", *STEPS_OF, "accuracy")
 Compiled = Annotated[bool, typer.Option(help="Compile the evaluation (GPU).")]
+Every = Annotated[int, typer.Option(min=1, help="Distance between the images, which are often ordered by class.")]
 
 
 @subcommand("estimators")
@@ -62,6 +63,7 @@ def bench_race(
     split: Split = "own",
     cache: Cache = None,
     first: Annotated[int, typer.Option(min=0, help="Test images to leave out before the first one.")] = 100,
+    every: Every = 1,
     images: Annotated[int, typer.Option(min=1, help="Test images.")] = 20,
     weights: Annotated[str | None, typer.Option(help="Safetensors file with the weights of a timm network.")] = None,
     head_rows: Annotated[str | None, typer.Option(help="Rows of its head to keep, as 0,217,482.")] = None,
@@ -89,13 +91,13 @@ def bench_race(
     progress = ProgressLines()
     if model == "digits":
         progress.start("training a network of two layers on enlarged digits")
-        racing = race.enlarged_digits(range(first, first + images), device=resolve_device(device))
+        racing = race.enlarged_digits(range(first, first + images * every, every), device=resolve_device(device))
     else:
         if data is None:
             raise ValueError("give the data of this model too; only digits need none")
         masked, _ = _open_model(model, weights, head_rows, crop, resolve_device(device))
         test = quality.open_data(masked, data, layout=layout, split=split, cache=cache).test
-        pixels, _ = quality.sample_images(masked, test.subset(range(first, first + images)), images)
+        pixels, _ = quality.sample_images(masked, test.subset(range(first, first + images * every, every)), images)
         racing = race.Racing(masked, pixels)
     if compiled and racing.model.device.type == "cuda":
         racing.model.compile()
@@ -167,6 +169,7 @@ def bench_refine(
     cache: Cache = None,
     part: Annotated[Literal["val", "test"], typer.Option(help="Part of the data.")] = "test",
     first: Annotated[int, typer.Option(min=0, help="Images of the part to leave out before the first one.")] = 0,
+    every: Every = 1,
     images: Annotated[int, typer.Option(min=1, help="Images, in the order of the part.")] = 100,
     weights: Annotated[str | None, typer.Option(help="Safetensors file with the weights of a timm network.")] = None,
     head_rows: Annotated[str | None, typer.Option(help="Rows of its head to keep, as 0,217,482.")] = None,
@@ -195,9 +198,10 @@ def bench_refine(
     if compiled and masked.device.type == "cuda":
         masked.compile()
     known = getattr(quality.open_data(masked, data, layout=layout, split=split, cache=cache), part)
-    if first + images > len(known):
-        raise ValueError(f"the {part} part has {len(known):,} images, asked are {first + 1:,} to {first + images:,}")
-    pixels, _ = quality.sample_images(masked, known.subset(range(first, first + images)), images)
+    chosen = range(first, first + images * every, every)
+    if chosen[-1] >= len(known):
+        raise ValueError(f"the {part} part has {len(known):,} images, asked are {first + 1:,} to {chosen[-1] + 1:,}")
+    pixels, _ = quality.sample_images(masked, known.subset(chosen), images)
     subject = estimates.Subject(masked, pixels, explainer, batch=batch)
     progress = ProgressLines()
     if "truth" in asked:

@@ -11,6 +11,7 @@ then covers their uncertainty too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -82,27 +83,35 @@ def posterior(prior: Prior, residual: Tensor, stderr: Tensor, present: Tensor) -
     players ``present`` (bool ``[B, d]``).
     """
     candidates = [None] if prior.similarity is None else prior.similarity.unbind(1)
-    bases = [_eigenvectors(prior, one, present) for one in candidates]  # [B, d, d], [B, W, d]
+    return _mixture([_alone(prior, one, residual, stderr, present) for one in candidates])
+
+
+def _alone(
+    prior: Prior, similarity: Tensor | None, residual: Tensor, stderr: Tensor, present: Tensor
+) -> tuple[Posterior, Tensor]:
+    """Return the posterior with one of the similarities ``[B, d, d]``, and the logarithm of its evidence ``[B]``."""
+    basis, spectrum = _eigenvectors(prior, similarity, present)  # [B, d, d], [B, W, d]
     count = (present.sum(1) - 1).clamp(min=1).to(residual)[:, None]  # [B, 1]: dimensions of centred values
-    parts: list[Posterior] = []
+    parts, evidence = [], residual.new_zeros(len(residual))
     for first in range(0, residual.shape[2], OUTPUTS_AT_ONCE):
         some = slice(first, first + OUTPUTS_AT_ONCE)
         mean_square = residual[..., some].square().sum(1) / count  # [B, K]
         noise = stderr[..., some].square().sum(1) / count
         noise = noise.clamp(min=torch.finfo(noise.dtype).tiny).maximum(1e-12 * mean_square)
         grid = _grid(prior, some, mean_square, noise)
-        found = [_average(*one, grid, residual[..., some], stderr[..., some], noise, count) for one in bases]
-        parts.append(_mixture(*zip(*found, strict=True)))
+        found, logs = _average(basis, spectrum, grid, residual[..., some], stderr[..., some], noise, count)
+        parts.append(found)
+        evidence = evidence + logs.sum(1)
     means, errors, spreads = zip(*parts, strict=True)
-    return Posterior(torch.cat(means, 2), torch.cat(errors, 2), torch.cat(spreads, 1))
+    return Posterior(torch.cat(means, 2), torch.cat(errors, 2), torch.cat(spreads, 1)), evidence
 
 
-def _mixture(found: tuple[Posterior, ...], evidence: tuple[Tensor, ...]) -> Posterior:
-    """Average posteriors of several similarities, weighted by their log ``evidence`` (``[B, K]`` each)."""
-    means, errors, spreads = (torch.stack(part) for part in zip(*found, strict=True))
-    weight = torch.stack(evidence).softmax(0)  # [M, B, K]
-    mean = (weight[:, :, None] * means).sum(0)
-    variance = (weight[:, :, None] * (errors.square() + (means - mean).square())).sum(0)
+def _mixture(found: Sequence[tuple[Posterior, Tensor]]) -> Posterior:
+    """Average posteriors of several similarities by their evidence: one choice per input, on which all outputs vote."""
+    means, errors, spreads = (torch.stack(part) for part in zip(*(one for one, _ in found), strict=True))
+    weight = torch.stack([evidence for _, evidence in found]).softmax(0)[..., None]  # [M, B, 1]
+    mean = (weight[..., None] * means).sum(0)
+    variance = (weight[..., None] * (errors.square() + (means - mean).square())).sum(0)
     return Posterior(mean, variance.sqrt(), (weight * spreads.square()).sum(0).sqrt())
 
 
@@ -155,8 +164,8 @@ def _grid(prior: Prior, outputs: slice, mean_square: Tensor, noise: Tensor) -> G
 def _eigenvectors(prior: Prior, similarity: Tensor | None, present: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvectors ``[B, d, d]`` and the prior's variance along them ``[B, W, d]``, for W shares of white variance.
 
-    ``similarity``: one of the prior's, ``[B, d, d]``. The variance is zero along directions in which values are not free: their sum, and absent players. Its mean over the
-    others is one.
+    ``similarity``: one of the prior's, ``[B, d, d]``. The variance is zero along directions in which values are not free:
+    their sum, and absent players. Its mean over the others is one.
     """
     here = present.to(prior.mean)  # [B, d]
     count = here.sum(1)[:, None, None]
