@@ -1,6 +1,7 @@
 """Standard errors of an explainer's values: learned on some images, right on others; stored with the bundle."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.small_nets import random_images, small_net
+from vitshap.estimators.truth import compute
 from vitshap.explainers import Explainer, bundle
 from vitshap.explainers.calibration import FEATURES, Calibration, calibrate
 from vitshap.methods import method
@@ -43,6 +45,31 @@ def test_intervals_of_other_images_hold_the_exact_values(
     assert float(inside.mean((0, 2)).min()) > 0.85
     half = explanation.interval(0.5)
     assert 0.4 < float(((half[0] <= truth[90:]) & (truth[90:] <= half[1])).double().mean()) < 0.65
+
+
+def test_inexact_reference_values_give_the_same_calibration(
+    explained: tuple[Explainer, Tensor, Tensor], calibration: Calibration, tmp_path: Path
+) -> None:
+    explainer, pixels, truth = explained
+    surrogate = explainer.surrogate
+    known = compute(
+        tmp_path,
+        lambda part: surrogate.game(pixels[:90][part]),
+        num_inputs=90,
+        surrogate=surrogate.fingerprint(),
+        budget=512,  # all coalitions
+    )
+    explainer.calibration = None
+    error = (explainer(pixels[:90]).values.double() - truth[:90]).square().mean((1, 2), keepdim=True).sqrt()
+    stderr = 0.7 * error.expand_as(known.values)  # half as large as what is learned, as variances
+    noise = torch.randn(known.values.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    known = replace(known, values=known.values + stderr * noise, stderr=stderr)
+    found = calibrate(explainer, pixels[:90], known)
+    explainer.calibration = found
+    low, high = explainer(pixels[90:]).interval(0.95)
+    assert 0.9 < float(((low <= truth[90:]) & (truth[90:] <= high)).double().mean()) < 0.98
+    assert abs(found.factor - calibration.factor) < 0.15
+    assert abs(found.spread - calibration.spread) < 0.3
 
 
 def test_errors_follow_the_size_of_the_values(

@@ -32,6 +32,12 @@ LEVEL = 0.95
 """Of the intervals whose coverage is made right on the held-out images."""
 WHITE = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Candidates for the share of the errors' variance that is each player's own."""
+SPREADS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0, 1.25, 1.5, 2.0)
+"""Candidates for the spread of an image's log error variance."""
+CENTRES = (-1.0, -0.75, -0.5, -0.25, 0.0, 0.25)
+"""Candidates for its mean: the logarithm of a mean is more than the mean of the logarithm."""
+LEAST_FACTOR = 0.5
+"""Of the standard errors; reached only if the reference values are too inexact to say more."""
 FEWEST = 20
 """Images below which a calibration is refused."""
 
@@ -140,15 +146,11 @@ def calibrate(explainer: Explainer, images: Images, truth: Truth | Tensor, /) ->
     rows = features(values, outputs, outputs, surrogate.unit == "probability")
     coefficients, players, classes = _fit(rows, squares, noise)
     variance = (rows @ coefficients + players[:, None] + classes).exp()  # [N, d, K]
-    relative = squares / (variance + noise)
-    quantile = NormalDist().inv_cdf((1 + LEVEL) / 2)
-    inside = relative.flatten().kthvalue(max(1, round(LEVEL * relative.numel()))).values
-    factor = float(inside.sqrt()) / quantile
-    level = (relative.mean(1) + 1e-12).log()  # [N, K]: of an image and class
-    spread = float((level.var() - 2 / relative.shape[1]).clamp(min=0.01).sqrt())
+    factor = _factor(squares, variance, noise)
+    spread = _spread(squares, variance, noise)
     white = _white(explainer, pixels, (values - known) / variance.sqrt())
     linear, by_player, by_class = (tuple(table.tolist()) for table in (coefficients, players, classes))
-    return Calibration(linear, by_player, by_class, factor, min(spread, 2.0), white, len(pixels))
+    return Calibration(linear, by_player, by_class, factor, spread, white, len(pixels))
 
 
 def _fit(rows: Tensor, squares: Tensor, noise: Tensor) -> list[Tensor]:
@@ -174,6 +176,37 @@ def _fit(rows: Tensor, squares: Tensor, noise: Tensor) -> list[Tensor]:
     optimiser.step(loss)  # type: ignore[no-untyped-call]
     linear, players, classes = torch.split(weights.detach(), parts)
     return [linear / scale, players, classes]
+
+
+def _factor(squares: Tensor, variance: Tensor, noise: Tensor) -> float:
+    """Return the factor with which normal intervals of ``LEVEL`` hold that share of the reference values.
+
+    The reference's own errors (variance ``noise``) count as in any comparison with it, and are not multiplied.
+    """
+    quantile = NormalDist().inv_cdf((1 + LEVEL) / 2)
+    needed = ((squares / quantile**2 - noise) / variance).flatten()
+    return float(needed.kthvalue(max(1, round(LEVEL * len(needed)))).values.clamp(min=LEAST_FACTOR**2).sqrt())
+
+
+def _spread(squares: Tensor, variance: Tensor, noise: Tensor) -> float:
+    """Return the most likely standard deviation of the log error variance between images and classes, ``SPREADS``.
+
+    The variance of an image and class is that of the table times exp(t), t normal with that standard deviation.
+    """
+    t = torch.linspace(-5, 5, 81, dtype=torch.float64)
+    likelihood = torch.stack([_log_likelihood(squares, one.exp() * variance + noise) for one in t])  # [81, N, K]
+    best, found = -torch.inf, SPREADS[0]
+    for spread in SPREADS:
+        for centre in CENTRES:
+            log_prior = torch.log_softmax(-((t - centre) ** 2) / (2 * spread**2), 0)
+            evidence = float((likelihood + log_prior[:, None, None]).logsumexp(0).sum())
+            best, found = max((best, found), (evidence, spread))
+    return found
+
+
+def _log_likelihood(squares: Tensor, variance: Tensor) -> Tensor:
+    """Return that of the errors of every image and class, ``[N, K]``."""
+    return -0.5 * (variance.log() + squares / variance).sum(1)
 
 
 def _white(explainer: Explainer, pixels: Tensor, errors: Tensor) -> float:
