@@ -14,7 +14,7 @@ from vitshap.estimators.estimate import error_share, reliability_from_errors
 from vitshap.estimators.exact import exact
 from vitshap.estimators.kernel import kernelshap
 from vitshap.estimators.posterior import Prior, posterior
-from vitshap.estimators.priors import token_similarity
+from vitshap.estimators.priors import read_tokens, token_prior
 from vitshap.estimators.refine import correction_needs, equal_shares, refine
 from vitshap.explainers import Explainer
 from vitshap.methods import method
@@ -89,12 +89,26 @@ def test_similarities_are_weighted_by_their_evidence() -> None:
 
 def test_near_players_are_alike_in_the_second_similarity(model: Any) -> None:
     pixels = random_images(model, 1)
-    alike, near = token_similarity(model.adapter, pixels, model.game(pixels).players)[0]  # type: ignore[index]
+    tokens = read_tokens(model.adapter, pixels, model.game(pixels).players)
+    assert tokens is not None
+    alike, near = tokens.similarity[0]
     ratio = near / alike
-    torch.testing.assert_close(ratio[0, 1], torch.tensor(1 / (2 * 1.5**2)).neg().exp().double())  # one patch apart
-    torch.testing.assert_close(ratio[0, 8], torch.tensor(8 / (2 * 1.5**2)).neg().exp().double())  # the far corner
-    blocks = model.game(pixels, players=3).players  # one player of 3 x 3 patches
-    assert token_similarity(model.adapter, pixels, blocks).shape == (1, 2, 1, 1)  # type: ignore[union-attr]
+    torch.testing.assert_close(ratio[0, 1], torch.tensor(-1 / (2 * 1.5**2), dtype=torch.float64).exp())  # neighbours
+    torch.testing.assert_close(ratio[0, 8], torch.tensor(-8 / (2 * 1.5**2), dtype=torch.float64).exp())  # corners
+
+
+def test_attention_of_the_last_block_is_that_of_the_method(model: Any) -> None:
+    pixels = random_images(model, 2)
+    game = model.game(pixels)
+    tokens = read_tokens(model.adapter, pixels, game.players)
+    assert tokens is not None
+    read = method("attention-last", model)(pixels).values[..., 0].double()
+    expected = read / read.mean(1, keepdim=True)
+    torch.testing.assert_close(tokens.attention, expected, rtol=1e-5, atol=1e-7)
+    prior = token_prior(game, tokens)
+    assert prior.similarity is not None
+    variance = prior.similarity[:, 0].diagonal(dim1=1, dim2=2)
+    torch.testing.assert_close(variance, expected.sqrt() + 0.1, rtol=1e-5, atol=1e-7)
 
 
 def test_without_evaluations_it_is_the_prior_and_with_all_of_them_exact() -> None:
@@ -191,15 +205,17 @@ def model() -> Any:
 def test_similar_tokens_and_players_of_several_patches(model: Any) -> None:
     pixels = random_images(model, 2)
     game = model.game(pixels)
-    similarity = token_similarity(model.adapter, pixels, game.players)
-    assert similarity is not None
+    tokens = read_tokens(model.adapter, pixels, game.players)
+    assert tokens is not None
+    similarity = tokens.similarity
     assert similarity.shape == (2, 2, 9, 9)
     torch.testing.assert_close(similarity.diagonal(dim1=2, dim2=3), torch.ones(2, 2, 9, dtype=torch.float64))
     assert float(torch.linalg.eigvalsh(similarity).min()) > -1e-9
     blocks = model.game(pixels, players=2)
-    grouped = token_similarity(model.adapter, pixels, blocks.players)
+    grouped = read_tokens(model.adapter, pixels, blocks.players)
     assert grouped is not None
-    assert grouped.shape == (2, 2, 4, 4)
+    assert grouped.similarity.shape == (2, 2, 4, 4)
+    assert grouped.attention.shape == (2, 4)
     refined = method("refine", model, players=2, budget=16)(pixels)
     torch.testing.assert_close(refined.values, method("exact", model, players=2)(pixels).values, atol=1e-5, rtol=0)
 

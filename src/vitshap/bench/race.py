@@ -29,7 +29,7 @@ from vitshap.bench.shapiq_worker import ESTIMATORS
 from vitshap.data import load_digits
 from vitshap.estimators.estimate import correlation, split_half
 from vitshap.estimators.kernel import kernelshap
-from vitshap.estimators.priors import token_prior, token_similarity
+from vitshap.estimators.priors import read_tokens, token_prior
 from vitshap.estimators.refine import refine
 from vitshap.experiments.tables import Column, Table
 from vitshap.game import Game
@@ -101,8 +101,8 @@ class Racing:
             if name == "kernelshap":
                 values.append(kernelshap(game, budget=budget, seed=own).values)
                 continue
-            similarity = token_similarity(self.model.adapter, self.pixels[part], self.model.players)
-            values.append(refine(game, token_prior(game, similarity), budget=budget, seed=own).values)
+            tokens = read_tokens(self.model.adapter, self.pixels[part], self.model.players)
+            values.append(refine(game, token_prior(game, tokens), budget=budget, seed=own).values)
         return torch.cat(values)[..., 0].cpu()
 
 

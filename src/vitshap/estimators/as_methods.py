@@ -19,7 +19,7 @@ from vitshap.estimators.exact import exact
 from vitshap.estimators.kernel import check_choice, kernelshap_state, original_state
 from vitshap.estimators.permutation import PermutationState
 from vitshap.estimators.posterior import Prior
-from vitshap.estimators.priors import PriorMethod, check_prior, explained_prior, token_prior, token_similarity
+from vitshap.estimators.priors import PriorMethod, check_prior, explained_prior, read_tokens, token_prior
 from vitshap.estimators.refine import RefineState, correction_needs
 from vitshap.estimators.size_effect import Moments, Sampling
 from vitshap.explanation import Explanation
@@ -231,15 +231,15 @@ class Refine(_Sampled):
     def before(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Prior:
         """Return the prior for these images, checked."""
         self._warn_if_too_few(game)
-        similarity = None
+        tokens = None
         if game.players is not None:
-            similarity = token_similarity(self.model.adapter, pixels, game.players)
+            tokens = read_tokens(self.model.adapter, pixels, game.players)
         if isinstance(self.prior, str):
-            return token_prior(game.only(targets), similarity)
+            return token_prior(game.only(targets), tokens)
         explanation = self.prior if isinstance(self.prior, Explanation) else self.prior(pixels, target=targets.cpu())
         check_prior(explanation, game, targets, game.players)
         known = getattr(self.prior, "calibration", None)
-        return explained_prior(explanation, game, targets, similarity, known)
+        return explained_prior(explanation, game, targets, tokens, known)
 
     def state(self, game: Game, prior: Prior | None, /) -> State:
         """Return the estimator of ``vitshap.estimators.refine.refine``."""

@@ -34,8 +34,8 @@ class Prior:
     mean: Tensor
     """float64 ``[B, d, K]``."""
     similarity: Tensor | None = None
-    """Correlation of players, positive semi-definite with ones on the diagonal, float64 ``[B, M, d, d]``: M candidates, of
-    which the evaluations decide; None: none."""
+    """Covariance of players up to a factor, positive semi-definite, float64 ``[B, M, d, d]``: M candidates, between which
+    the evaluations decide; None: none."""
     variance: Tensor | None = None
     """Expected squared error of the mean, averaged over players, float64 ``[B, K]``; None: not known."""
     profile: Tensor | None = None

@@ -1,14 +1,15 @@
 """Where the prior of ``refine`` comes from: another explanation, an explainer, or the network's own tokens.
 
-Patches whose tokens look alike have alike values. Their similarity is taken from the tokens of a middle block, centred
-over the image: ``exp(p (cos - 1))``. Which block and which p from 1 to 2 hardly matters. In some networks (of two layers,
-for example) tokens that look alike have alike values only if they are near each other too: the second candidate is that
-similarity times a Gaussian of the distance. The evaluations decide between the two.
+Patches whose tokens look alike have alike values. Their similarity is ``exp(p (cos - 1))`` of the tokens, centred over the
+image, averaged over four depths; which p from 1 to 2 hardly matters. In some networks (of two layers, for example) tokens
+that look alike have alike values only if they are near each other too: the second candidate is that similarity times a
+Gaussian of the distance, and the evaluations decide between the two. Patches that the head reads more of, by the
+attention of the last block, have larger values.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from vitshap.estimators.refine import equal_shares
 from vitshap.explanation import Explanation
 from vitshap.game import Game
 from vitshap.methods import take_classes
+from vitshap.models.attention import AttentionOverride, KeysOnly
 from vitshap.models.base import Adapter, evaluating
 from vitshap.players import Players
 
@@ -25,6 +27,10 @@ POWER = 1.5
 """Of the similarity of tokens."""
 NEAR = 1.5
 """Standard deviation of the Gaussian of the distance between players, in widths of a player."""
+DEPTHS = (1 / 4, 1 / 2, 3 / 4, 1)
+"""Of the blocks whose tokens are compared, as shares of all blocks."""
+UNREAD = 0.1
+"""Added to the root of a player's attention, relative to its mean, for the variance of its value."""
 UNEXPLAINED = 0.12
 """Variance of the error of values without standard errors, relative to that of the values: of trained explainers."""
 UNEXPLAINED_SPREAD = 1.0
@@ -53,13 +59,25 @@ class PriorMethod(Protocol):
     def __call__(self, images: Any, /, target: Any = None) -> Explanation: ...
 
 
-def token_prior(game: Game, similarity: Tensor | None) -> Prior:
-    """Return equal shares of v(1) - v(0), with a covariance by the similarities ``[B, M, d, d]`` of players."""
-    return Prior(equal_shares(game).mean, similarity)
+class Tokens(NamedTuple):
+    """What the tokens of images tell of their players."""
+
+    similarity: Tensor
+    """How alike players are, and how alike and near; correlations, float64 ``[B, 2, d, d]``."""
+    attention: Tensor
+    """How much the head reads of a player through the last block, relative to the mean over players, float64 ``[B, d]``."""
+
+
+def token_prior(game: Game, tokens: Tokens | None) -> Prior:
+    """Return equal shares of v(1) - v(0), with deviations as alike as tokens are, and larger where attention is."""
+    if tokens is None:
+        return equal_shares(game)
+    root = (tokens.attention.sqrt() + UNREAD).sqrt()  # of the variance
+    return Prior(equal_shares(game).mean, root[:, None, :, None] * tokens.similarity * root[:, None, None])
 
 
 def explained_prior(
-    explanation: Explanation, game: Game, targets: Tensor, similarity: Tensor | None, known: Calibrated | None = None
+    explanation: Explanation, game: Game, targets: Tensor, tokens: Tokens | None, known: Calibrated | None = None
 ) -> Prior:
     """Return the prior whose mean are the values of an explanation of the same images, players and classes.
 
@@ -68,6 +86,7 @@ def explained_prior(
     """
     columns = _columns(explanation, targets.cpu())  # [B, T]
     mean = take_classes(explanation.values.double(), columns).to(game.device)
+    similarity = None if tokens is None else tokens.similarity
     if explanation.stderr is None:
         variance = UNEXPLAINED * mean.var(1)
         return Prior(mean, similarity, variance, spread=UNEXPLAINED_SPREAD)
@@ -101,45 +120,80 @@ def check_prior(explanation: Explanation, game: Game, targets: Tensor, players: 
         raise ValueError(f"prior: {wrong}")
 
 
-def token_similarity(adapter: Adapter, pixels: Tensor, players: Players) -> Tensor | None:
-    """Return how alike the tokens of players are, and how alike and near; None for a network without blocks of tokens.
+def read_tokens(adapter: Adapter, pixels: Tensor, players: Players) -> Tokens | None:
+    """Run the network on whole images and compare the tokens of players; None for a network without blocks of tokens.
 
-    float64 ``[B, 2, d, d]``. A player's token and place are the means over its patches. Absent players are like nobody.
+    A player's token, place and attention are the means over its patches. Absent players are like nobody.
     """
     if not adapter.blocks:
         return None
-    tokens = middle_tokens(adapter, pixels).double()  # [B, N, D]
-    counts = players.sum_tokens(torch.ones_like(tokens[..., :1]))  # [B, d, 1]
-    here = (counts > 0).to(tokens)
-    means = players.sum_tokens(tokens) / counts.clamp(min=1)  # [B, d, D]
-    means = (means - (means * here).sum(1, keepdim=True) / here.sum(1, keepdim=True)) * here
-    directions = torch.nn.functional.normalize(means, dim=2)
-    cosine = directions @ directions.transpose(1, 2)
-    cosine.diagonal(dim1=1, dim2=2).fill_(1)
-    alike = torch.exp(POWER * (cosine - 1))
-    cells = torch.cartesian_prod(*(torch.arange(side, device=tokens.device) for side in players.grid))
-    places = players.sum_tokens(cells.to(tokens).expand(len(tokens), -1, -1)) / counts.clamp(min=1)  # [B, d, 2]
+    depths, attention = _forward(adapter, pixels)
+    counts = players.sum_tokens(attention.new_ones(*attention.shape, 1))  # [B, d, 1]
+    here = (counts > 0).to(attention)
+    alike = torch.stack([_similar(players.sum_tokens(one.double()) / counts.clamp(min=1), here) for one in depths])
+    cells = torch.cartesian_prod(*(torch.arange(side, device=pixels.device) for side in players.grid)).to(attention)
+    places = players.sum_tokens(cells.expand(len(pixels), -1, -1)) / counts.clamp(min=1)  # [B, d, 2]
     area = counts.sum(1, keepdim=True) / here.sum(1, keepdim=True)  # [B, 1, 1]: patches of a player
     near = torch.exp(-torch.cdist(places, places).square() / (2 * NEAR**2 * area))
-    return torch.stack([alike, alike * near], 1)
+    similarity = torch.stack([alike.mean(0), alike.mean(0) * near], 1)
+    read = players.sum_tokens(attention[..., None]) / counts.clamp(min=1)  # [B, d, 1]
+    mean = read.sum(1, keepdim=True) / here.sum(1, keepdim=True)
+    return Tokens(similarity, (read / mean.clamp(min=torch.finfo(read.dtype).tiny))[..., 0])
 
 
-def middle_tokens(adapter: Adapter, pixels: Tensor) -> Tensor:
-    """Return the patch tokens of whole images after the middle block, ``[B, N, D]``."""
+def _similar(tokens: Tensor, here: Tensor) -> Tensor:
+    """Return the similarity ``[B, d, d]`` of players' tokens ``[B, d, D]``; ``here`` (``[B, d, 1]``): 1 if present."""
+    centred = (tokens - (tokens * here).sum(1, keepdim=True) / here.sum(1, keepdim=True)) * here
+    directions = torch.nn.functional.normalize(centred, dim=2)
+    cosine = directions @ directions.transpose(1, 2)
+    cosine.diagonal(dim1=1, dim2=2).fill_(1)
+    return torch.exp(POWER * (cosine - 1))
+
+
+class _LastAttention(KeysOnly):
+    """Attention over all keys, which remembers the queries and keys of the last call."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.last: tuple[Tensor, Tensor, Tensor | None, float | None] | None = None
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float
+    ) -> Tensor:
+        self.last = q, k, bias, scale
+        return super().__call__(q, k, v, bias, scale, dropout)
+
+    def read(self, weights: Tensor | None) -> Tensor | None:
+        """Return the attention of what the head reads (``weights`` over queries; None: all alike), float64 ``[B, L]``."""
+        if self.last is None:
+            return None
+        q, k, bias, scale = self.last
+        scores = q.double() @ k.double().transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        rows = (scores if bias is None else scores + bias).softmax(-1).mean(1)  # [B, L, L]
+        return rows.mean(1) if weights is None else weights.to(rows) @ rows
+
+
+def _forward(adapter: Adapter, pixels: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Return patch tokens ``[B, N, D]`` of whole images at ``DEPTHS``, and what the head reads of them, ``[B, N]``."""
     found: list[Tensor] = []
 
     def record(module: Any, args: Any, output: Any) -> None:
-        found.append(output[0] if isinstance(output, tuple) else output)
+        found.append((output[0] if isinstance(output, tuple) else output)[:, adapter.prefix :])
 
-    block = adapter.blocks[len(adapter.blocks) // 2]
-    handle = block.register_forward_hook(record)
+    blocks = adapter.blocks
+    chosen = sorted({max(round(share * len(blocks)) - 1, 0) for share in DEPTHS})
+    handles = [blocks[index].register_forward_hook(record) for index in chosen]
+    attention = _LastAttention()
     try:
-        with torch.no_grad(), evaluating(adapter.net), adapter.ready():
+        with torch.no_grad(), evaluating(adapter.net), adapter.ready(), AttentionOverride(attention):
             tokens = adapter.embed(pixels)
             adapter.encode(tokens, torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1))
     finally:
-        handle.remove()
-    return found[0][:, adapter.prefix :]
+        for handle in handles:
+            handle.remove()
+    read = attention.read(adapter.readout_weights())
+    everywhere = torch.ones(found[0].shape[:2], dtype=torch.float64, device=pixels.device)
+    return found, everywhere if read is None else read[:, adapter.prefix :]
 
 
 def _columns(explanation: Explanation, targets: Tensor) -> Tensor:

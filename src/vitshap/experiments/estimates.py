@@ -20,7 +20,7 @@ from vitshap.estimators.as_methods import Refine
 from vitshap.estimators.estimate import Estimate, endpoints
 from vitshap.estimators.kernel import kernelshap
 from vitshap.estimators.posterior import Prior
-from vitshap.estimators.priors import explained_prior, token_prior, token_similarity
+from vitshap.estimators.priors import explained_prior, read_tokens, token_prior
 from vitshap.estimators.refine import RefineState
 from vitshap.explainers import Explainer
 from vitshap.files import read_tensors, write_tensors
@@ -91,13 +91,13 @@ class Subject:
     def prior(self, part: slice, method: str, game: Game) -> Prior:
         """Return the prior of a method for some of the images."""
         pixels = self.pixels[part]
-        similarity = token_similarity(self.model.adapter, pixels, self.model.players)
+        tokens = read_tokens(self.model.adapter, pixels, self.model.players)
         if method == TOKENS:
-            return token_prior(game, similarity)
+            return token_prior(game, tokens)
         assert self.explainer is not None
         explanation = self.explainer(pixels)
         everything = explanation.classes.to(game.device)
-        return explained_prior(explanation, game, everything, similarity, self.explainer.calibration)
+        return explained_prior(explanation, game, everything, tokens, self.explainer.calibration)
 
 
 def keys(methods: Sequence[str], budgets: Sequence[int], seeds: Sequence[int]) -> Iterator[Key]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitshap.estimators.priors import token_similarity
+from vitshap.estimators.priors import read_tokens
 from vitshap.estimators.truth import Truth
 from vitshap.explainers.explainer import Explainer
 from vitshap.models.masked import Images
@@ -214,10 +214,10 @@ def _white(explainer: Explainer, pixels: Tensor, errors: Tensor) -> float:
     surrogate = explainer.surrogate
     best = torch.zeros(0, len(WHITE), dtype=torch.float64)  # by candidate for the similarity
     for part, some in zip(pixels.split(32), errors.split(32), strict=True):  # type: ignore[no-untyped-call]
-        similarity = token_similarity(surrogate.adapter, part, surrogate.players)
-        if similarity is None:
+        tokens = read_tokens(surrogate.adapter, part, surrogate.players)
+        if tokens is None:
             return 1.0
-        spectrum, basis = torch.linalg.eigh(similarity.cpu())  # [n, M, d], [n, M, d, d]
+        spectrum, basis = torch.linalg.eigh(tokens.similarity.cpu())  # [n, M, d], [n, M, d, d]
         squares = (basis.transpose(2, 3) @ some[:, None]).square()  # [n, M, d, K]
         best = best if len(best) else best.new_zeros(spectrum.shape[1], len(WHITE))
         for i, white in enumerate(WHITE):
