@@ -83,7 +83,7 @@ def bench_race(
     """Compare kernelshap and refine with n evaluations to the estimators of shapiq 1.8 with n / 0.7, at 196 players."""
     from vitshap.bench import race
     from vitshap.bench.shapiq_worker import ESTIMATORS
-    from vitshap.experiments import quality
+    from vitshap.training.values.reference import open_data, sample_images
 
     names = list(ESTIMATORS) if estimators == "all" else estimators.split(";")
     if unknown := [name for name in names if name not in ESTIMATORS]:
@@ -96,8 +96,8 @@ def bench_race(
         if data is None:
             raise ValueError("give the data of this model too; only digits need none")
         masked, _ = _open_model(model, weights, head_rows, crop, resolve_device(device))
-        test = quality.open_data(masked, data, layout=layout, split=split, cache=cache).test
-        pixels, _ = quality.sample_images(masked, test.subset(range(first, first + images * every, every)), images)
+        test = open_data(masked, data, layout=layout, split=split, cache=cache).test
+        pixels, _ = sample_images(masked, test.subset(range(first, first + images * every, every)), images)
         racing = race.Racing(masked, pixels)
     if compiled and racing.model.device.type == "cuda":
         racing.model.compile()
@@ -132,20 +132,21 @@ def bench_calibrate(
     out: Out = None,
 ) -> None:
     """Learn the standard errors of an explainer's values from validation images with converged Shapley values."""
-    from vitshap.experiments import quality, refinement
+    from vitshap.experiments import refinement
     from vitshap.explainers import Explainer
     from vitshap.explainers import bundle as bundles
     from vitshap.explainers.calibration import calibrate
+    from vitshap.training.values.reference import open_data, reference_set
     from vitshap.training.values.store import Evaluator
 
     if record:
         bundles.local_folder(bundle)
     explainer = Explainer.from_pretrained(bundle, device=resolve_device(device))
-    val = quality.open_data(explainer.surrogate, data, layout=layout, split=split, cache=cache).val
+    val = open_data(explainer.surrogate, data, layout=layout, split=split, cache=cache).val
     evaluate = Evaluator(explainer.surrogate, compiled=compiled and explainer.surrogate.device.type == "cuda")
     progress = ProgressLines()
     progress.start(f"reference values in {truth}, {budget:,} evaluations per image, images", images)
-    known = quality.reference_set(truth, evaluate, val, count=images, budget=budget, progress=progress.update)
+    known = reference_set(truth, evaluate, val, count=images, budget=budget, progress=progress.update)
     half = len(known.labels) // 2  # half of the images judge what is learned from the others; all make the calibration
     explainer.calibration = calibrate(explainer, known.pixels[:half], known.truth[:half])
     judged = refinement.error_curves(
@@ -188,7 +189,8 @@ def bench_refine(
     device: Device = "auto",
 ) -> None:
     """Compute reference values and estimates of kernelshap and refine into a folder; bench refine-tables shows them."""
-    from vitshap.experiments import estimates, quality, refinement
+    from vitshap.experiments import estimates, refinement
+    from vitshap.training.values.reference import open_data, sample_images
 
     asked = STEPS if steps == "all" else tuple(steps.split(","))
     if unknown := [step for step in asked if step not in STEPS]:
@@ -197,11 +199,11 @@ def bench_refine(
     masked, explainer = _open_model(model, weights, head_rows, crop, resolve_device(device))
     if compiled and masked.device.type == "cuda":
         masked.compile()
-    known = getattr(quality.open_data(masked, data, layout=layout, split=split, cache=cache), part)
+    known = getattr(open_data(masked, data, layout=layout, split=split, cache=cache), part)
     chosen = range(first, first + images * every, every)
     if chosen[-1] >= len(known):
         raise ValueError(f"the {part} part has {len(known):,} images, asked are {first + 1:,} to {chosen[-1] + 1:,}")
-    pixels, _ = quality.sample_images(masked, known.subset(chosen), images)
+    pixels, _ = sample_images(masked, known.subset(chosen), images)
     subject = estimates.Subject(masked, pixels, explainer, batch=batch)
     progress = ProgressLines()
     if "truth" in asked:

@@ -26,9 +26,9 @@ from vitshap.estimators.kernel import kernelshap
 from vitshap.evaluation import Comparison, Evaluation
 from vitshap.evaluation.inputs import EXPLAINER
 from vitshap.evaluation.rows import RANDOM
-from vitshap.experiments.quality import sample_images
 from vitshap.explainers import Explainer
 from vitshap.training.batches import Images
+from vitshap.training.values.reference import sample_images
 from vitshap.training.values.store import Evaluator
 
 VALIDATION, TEST = "validation images", "test images"

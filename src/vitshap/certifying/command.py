@@ -20,13 +20,13 @@ from vitshap.data import ImageData, Splits, load_data
 from vitshap.data.archives import is_archive, unpacked
 from vitshap.evaluation.command import progress_bars
 from vitshap.evaluation.compare import device_name
-from vitshap.experiments import quality
 from vitshap.explainers import Explainer, bundle
 from vitshap.explainers.card import MEASURES
 from vitshap.explaining.photos import SUFFIXES
 from vitshap.files import locked_folder, write_text
 from vitshap.models.base import resolve_device
 from vitshap.training.recipes.timing import duration
+from vitshap.training.values import reference
 
 PAGE, JSON = "certificate.html", "certificate.json"
 NONE = "none"
@@ -106,7 +106,7 @@ def open_data(explainer: Explainer, options: Options) -> tuple[Splits, dict[str,
     surrogate = explainer.surrogate
     how: dict[str, Any] = {"layout": options.layout, "split": options.split, "cache": options.cache}
     if surrogate.num_classes > 1:
-        splits = quality.open_data(surrogate, options.data, **how)
+        splits = reference.open_data(surrogate, options.data, **how)
     else:  # one output has one name, or none, and the data two classes
         splits = load_data(options.data, channels=surrogate.adapter.channels, **how)
     others: dict[str, ImageData] = {}

@@ -27,12 +27,12 @@ from vitshap.evaluation.inputs import (
     open_data,
 )
 from vitshap.evaluation.page import to_html
-from vitshap.experiments import quality
 from vitshap.files import locked_folder, write_text
 from vitshap.models import MaskedModel
 from vitshap.models.base import resolve_device
 from vitshap.training import processes
 from vitshap.training.recipes.timing import duration
+from vitshap.training.values.reference import reference_set
 from vitshap.training.values.store import Evaluator
 
 __all__ = ["Options", "run", "write_files"]
@@ -94,7 +94,7 @@ def _truth(options: Options, surrogate: MaskedModel, data: ImageData, notes: Con
         return None
     count = min(options.truth_images, len(data))
     with progress_bars([f"reference values, {options.budget:,} evaluations per image"], notes) as progress:
-        known = quality.reference_set(
+        known = reference_set(
             options.truth,
             Evaluator(surrogate, compiled=options.compiled),
             data,

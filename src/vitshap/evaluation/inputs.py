@@ -14,13 +14,13 @@ from vitshap.errors import did_you_mean
 from vitshap.estimators.truth import Truth
 from vitshap.evaluation.columns import parse_options
 from vitshap.evaluation.rows import RANDOM, MethodSpec
-from vitshap.experiments import quality
 from vitshap.explainers import Explainer, bundle
 from vitshap.methods import TokenMethod, list_methods, method
 from vitshap.methods.registry import METHODS
 from vitshap.metrics import list_metrics
 from vitshap.models import MaskedModel
 from vitshap.models.load import ModelSpec, load_with_warnings
+from vitshap.training.values import reference
 
 EXPLAINER = "explainer"
 DEFAULT_METHODS = (
@@ -99,7 +99,7 @@ def open_data(surrogate: MaskedModel, options: Options) -> ImageData:
     by_label = options.target == "label" or (options.where or "").startswith("label=") or options.bundle is not None
     how: dict[str, Any] = {"layout": options.layout, "split": options.split, "cache": options.cache}
     if by_label and surrogate.num_classes > 1:
-        return quality.open_data(surrogate, options.data, **how).test
+        return reference.open_data(surrogate, options.data, **how).test
     return load_data(options.data, channels=surrogate.adapter.channels, **how).test
 
 

@@ -196,6 +196,20 @@ class ExplainerTraining:
         return self.procedure == "values" and self.values.loss == "control_variate"
 
 
+@dataclass(frozen=True)
+class CalibrationConfig:
+    """Standard errors of the explainer's values, learned on validation images from converged values."""
+
+    images: int = 100
+    """Validation images, spread evenly; with fewer than 20 there are no standard errors."""
+    evaluations: int = 2048
+    """Evaluations of each of them. Their errors are taken into account, so that more images help more than more of these."""
+
+    def __post_init__(self) -> None:
+        check(self, ("images",), lambda value: value >= 20, "at least 20")
+        check(self, ("evaluations",), lambda value: value >= 100, "at least 100")
+
+
 T = TypeVar("T", ClassifierTraining, SurrogateTraining, ExplainerTraining)
 ON_CPU = {ClassifierTraining: (25, 64, 1e-5), SurrogateTraining: (50, 64, 1e-5), ExplainerTraining: (100, 64, 1e-4)}
 """Epochs, batch size and learning rate that replace "auto" on a CPU: the paper's."""

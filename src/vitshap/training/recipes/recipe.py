@@ -18,7 +18,14 @@ from rich.text import Text
 
 from vitshap.data import Splits, load_data
 from vitshap.errors import did_you_mean
-from vitshap.training.configs import Auto, ClassifierTraining, ExplainerTraining, SurrogateTraining, check
+from vitshap.training.configs import (
+    Auto,
+    CalibrationConfig,
+    ClassifierTraining,
+    ExplainerTraining,
+    SurrogateTraining,
+    check,
+)
 from vitshap.training.recipes.settings import SettingsError, describe, from_plain, read_yaml, set_keys
 
 STAGES = ("classifier", "surrogate", "explainer")
@@ -129,6 +136,8 @@ class Recipe:
     surrogate: SurrogateTraining | None = field(default_factory=SurrogateTraining)
     """Fine-tuning of a copy that predicts with patches withheld; null: the classifier is its own surrogate."""
     explainer: ExplainerTraining = field(default_factory=ExplainerTraining)
+    calibration: CalibrationConfig | None = field(default_factory=CalibrationConfig)
+    """Standard errors of the explainer's values; null: none."""
     half: bool = False
     """Store the weights of the bundle in float16."""
 

@@ -1,8 +1,9 @@
 """``vitshap train``: run a recipe from images to a stored explainer, in stages that can be interrupted and resumed.
 
 The output folder holds ``recipe.yaml`` (every setting as it was used) and ``images.json`` (which images), a folder for each
-training with its checkpoints, log, best weights and, once it is complete, ``done.json``; then ``summary.json`` and
-``bundle``. With several processes (``accelerate launch``) all of them compute, and the main process prints and writes.
+training with its checkpoints, log, best weights and, once it is complete, ``done.json``; then ``calibration`` (converged
+values of validation images), ``summary.json`` and ``bundle``. With several processes (``accelerate launch``) all of them
+compute, and the main process prints and writes.
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ from vitshap.training.recipes import timing
 from vitshap.training.recipes.recipe import STAGES, ModelSettings, Recipe, load_images
 from vitshap.training.recipes.settings import SettingsError, differing_keys, from_plain, read_yaml, to_plain, to_yaml
 from vitshap.training.recipes.summary import announcement, in_words, summarise
+from vitshap.training.values.reference import calibrate_on_validation
 
 RECIPE, IMAGES, DONE = "recipe.yaml", "images.json", "done.json"
-SUMMARY, BUNDLE = "summary.json", "bundle"
+SUMMARY, BUNDLE, CALIBRATION = "summary.json", "bundle", "calibration"
 AUTO_KEYS = ("epochs", "batch_size", "learning_rate", "coalitions", "views", "compiled")
 """Keys whose "auto" is replaced when a training starts."""
-TEXTS = ("description", "resources")
+TEXTS = ("description", "resources", "calibration")
 """Keys that do not affect a training."""
 M = TypeVar("M", bound=nn.Module)
 
@@ -101,6 +103,8 @@ def _run(
     if state.is_main_process:
         # Before testing: the trained explainer is kept even if reading test images fails.
         explainer.save_pretrained(out / BUNDLE, half=recipe.half, overwrite=True)
+        if (errors := recipe.calibration) is not None:
+            explainer.calibration = calibrate_on_validation(explainer, stages.val, out / CALIBRATION, errors, console)
         console.print("evaluating on test images")
         found = summarise(recipe, out, classifier, explainer, stages.train, stages.test, splits.test.class_names)
         files.write_text(out / SUMMARY, json.dumps(found, indent=2) + "\n")

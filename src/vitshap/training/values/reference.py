@@ -1,6 +1,6 @@
-"""Images with converged Shapley values to measure an explainer on.
+"""Images with converged Shapley values: to measure an explainer on, and to learn how far its values are off.
 
-The surrogate is the game, so all values are its own. Images are spread evenly over the test split.
+The surrogate is the game, so all values are its own. Images are spread evenly over their part of the data.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from rich.console import Console
 from torch import Tensor
 
 from vitshap.data import Splits, load_data
 from vitshap.estimators import truth
-from vitshap.metrics import agreement as agreement
+from vitshap.explainers import Explainer
+from vitshap.explainers.calibration import FEWEST, Calibration, calibrate
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images, evenly
+from vitshap.training.configs import CalibrationConfig
 from vitshap.training.values.store import Evaluator
 
 
@@ -71,3 +74,25 @@ def reference_set(
         progress=progress,
     )
     return ReferenceSet(pixels, labels, known)
+
+
+def calibrate_on_validation(
+    explainer: Explainer, val: Any, folder: Path, config: CalibrationConfig, console: Console
+) -> Calibration | None:
+    """Learn the standard errors of an explainer's values from validation images; None if these are too few.
+
+    Reference values are stored in ``folder``, so that an interrupted calibration continues.
+    """
+    count = min(config.images, len(val))
+    if count < FEWEST:
+        console.print(
+            f"no standard errors: {count} validation images are fewer than the {FEWEST} that a calibration needs",
+            highlight=False,
+        )
+        return None
+    console.print(
+        f"learning the errors of the values on {count} validation images, {config.evaluations:,} evaluations each",
+        highlight=False,
+    )
+    known = reference_set(folder, Evaluator(explainer.surrogate), val, count=count, budget=config.evaluations)
+    return calibrate(explainer, known.pixels, known.truth)

@@ -1,4 +1,4 @@
-"""The quality of an explainer whose exact values are known."""
+"""Images with reference values: measured on them, an explainer whose exact values are known."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +10,12 @@ from transformers import ViTConfig, ViTForImageClassification
 from vitshap.data import load_digits
 from vitshap.estimators import truth
 from vitshap.estimators.exact import exact
-from vitshap.experiments import ablation, quality
+from vitshap.experiments import ablation
 from vitshap.explainers import Explainer
+from vitshap.metrics import agreement
 from vitshap.models import wrap
 from vitshap.training.recipes import load_recipe
+from vitshap.training.values.reference import ReferenceSet, open_data, reference_set, sample_images
 from vitshap.training.values.store import Evaluator
 
 
@@ -27,46 +29,44 @@ def explainer() -> Explainer:
 
 
 @pytest.fixture(scope="module")
-def reference(explainer: Explainer, tmp_path_factory: pytest.TempPathFactory) -> quality.ReferenceSet:
+def reference(explainer: Explainer, tmp_path_factory: pytest.TempPathFactory) -> ReferenceSet:
     evaluate = Evaluator(explainer.surrogate)
     folder = tmp_path_factory.mktemp("truth")
-    first = quality.reference_set(folder, evaluate, load_digits().test, count=6, budget=2000)
-    again = quality.reference_set(folder, evaluate, load_digits().test, count=6, budget=2000)
+    first = reference_set(folder, evaluate, load_digits().test, count=6, budget=2000)
+    again = reference_set(folder, evaluate, load_digits().test, count=6, budget=2000)
     assert torch.equal(first.truth.values, again.truth.values)
     return first
 
 
-def test_exact_values_agree_and_an_untrained_explainer_does_not(
-    explainer: Explainer, reference: quality.ReferenceSet
-) -> None:
+def test_exact_values_agree_and_an_untrained_explainer_does_not(explainer: Explainer, reference: ReferenceSet) -> None:
     right = exact(explainer.surrogate.game(reference.pixels)).values
-    found = quality.agreement(right, reference.truth, reference.labels)
+    found = agreement(right, reference.truth, reference.labels)
     assert found["target"] == pytest.approx(1, abs=0.02)
     assert found["others"] == pytest.approx(1, abs=0.02)
     assert found["raw_target"] <= found["target"]
-    untrained = quality.agreement(explainer(reference.pixels).values, reference.truth, reference.labels)
+    untrained = agreement(explainer(reference.pixels).values, reference.truth, reference.labels)
     assert abs(untrained["target"]) < 0.7
 
 
 def test_reference_values_of_a_half_precision_copy_are_found_again(explainer: Explainer, tmp_path: Path) -> None:
     gpu = Evaluator(explainer.surrogate)
     gpu._convert(torch.float16)  # what a GPU evaluates with
-    half = quality.reference_set(tmp_path, gpu, load_digits().test, count=2, budget=300)
-    cpu = quality.reference_set(tmp_path, Evaluator(explainer.surrogate), load_digits().test, count=2, budget=300)
+    half = reference_set(tmp_path, gpu, load_digits().test, count=2, budget=300)
+    cpu = reference_set(tmp_path, Evaluator(explainer.surrogate), load_digits().test, count=2, budget=300)
     assert torch.equal(half.truth.values, cpu.truth.values)
     assert truth.load(tmp_path, surrogate=explainer.surrogate.fingerprint()).specification.num_inputs == 2
 
 
-def test_unreliable_reference_values_correct_nothing(explainer: Explainer, reference: quality.ReferenceSet) -> None:
+def test_unreliable_reference_values_correct_nothing(explainer: Explainer, reference: ReferenceSet) -> None:
     noise = replace(reference.truth, reliability=torch.zeros_like(reference.truth.reliability))
-    found = quality.agreement(explainer(reference.pixels).values, noise, reference.labels)
+    found = agreement(explainer(reference.pixels).values, noise, reference.labels)
     assert found["target"] is found["others"] is None
     assert found["reliability_target"] == 0
 
 
 def test_images_are_spread_over_the_split(explainer: Explainer) -> None:
     test = load_digits().test
-    pixels, labels = quality.sample_images(explainer.surrogate, test, 3)
+    pixels, labels = sample_images(explainer.surrogate, test, 3)
     assert labels.tolist() == [int(test.labels[i]) for i in (0, 179, 359)]
     assert torch.equal(pixels[1], test[179][0])
 
@@ -80,7 +80,7 @@ def test_data_with_other_classes_is_rejected(explainer: Explainer, tmp_path: Pat
         for i in range(4):
             Image.new("L", (8, 8), 40 * i).save(tmp_path / name / f"{i}.png")
     with pytest.raises(ValueError, match="cat"):
-        quality.open_data(explainer.surrogate, tmp_path)
+        open_data(explainer.surrogate, tmp_path)
 
 
 def test_variants_differ_and_all_together_is_the_recipe() -> None:
