@@ -16,7 +16,7 @@ from tests.reproduce.small import TINY
 from vitshap.cli import app
 from vitshap.files import write_text
 from vitshap.reproduce import command
-from vitshap.reproduce.context import Sources
+from vitshap.reproduce.context import Context, Sources
 from vitshap.reproduce.profiles import PROFILES
 from vitshap.reproduce.runner import FILES, LARGEST, Runner, Task, named_tasks, tasks_of
 from vitshap.reproduce.specifications import ALL_METHODS, EXPLAINERS, MAIN_METHODS, SPECIFICATIONS
@@ -91,6 +91,18 @@ def test_results_of_other_settings_are_not_overwritten(finished: Runner) -> None
     with pytest.raises(ValueError, match="removal was made with other settings"):
         runner.run(named_tasks(other, ["digits/removal"]))
     assert runner.run(named_tasks(other, ["digits/timing"])), "which does not depend on it"
+
+
+def test_results_do_not_depend_on_compilation(tmp_path: Path) -> None:
+    """Trainings are compiled on a GPU only, and a step that finished there is not run again on a CPU."""
+    setting = TINY.setting("imagenette", "vit-base")
+    cpu, gpu = (Context(TINY, setting, Store(tmp_path), Sources({}), torch.device(name)) for name in ("cpu", "cuda"))
+    for context, compiled in ((cpu, False), (gpu, True)):
+        trainings = (context.classifier_training, context.surrogate_training, context.paper_explainer)
+        assert [one.compiled for one in trainings] == [compiled] * 3
+    assert cpu.described == gpu.described
+    changed = replace(TINY, scale=replace(TINY.scale, training=(*TINY.scale.training, "surrogate.compiled=true")))
+    assert Context(changed, setting, cpu.store, Sources({}), cpu.device).described["recipe"] == cpu.described["recipe"]
 
 
 def test_steps_need_those_before_them(tmp_path: Path) -> None:
