@@ -95,9 +95,9 @@ def compare(
         Column("stage"),
         Column("batch", "d"),
         Column("step", ".1f", "ms"),
-        Column("images", ",.0f", "1/s"),
-        Column("evaluations", ",.0f", "1/s", title="coalitions"),
-        Column("gpu_memory", ".1f", "GiB", title="GPU memory"),
+        Column("images", ",.0f", title="images/s"),
+        Column("evaluations", ",.0f", title="values/s"),
+        Column("gpu_memory", ".1f", "GiB", title="memory"),
         Column("training", ".2f", "h", title="projected"),
     )
     table = Table(f"{library} ViT-{arch}, {describe(device)}", columns)
@@ -115,6 +115,7 @@ def compare(
         )
         how = f", procedure {config.procedure}" if isinstance(config, ExplainerTraining) else ""
         table.notes.append(f"{stage}: {config.loop.epochs} epochs of {images:,} images{how}")
+    table.notes.append("values/s: evaluations of coalitions; memory: of the GPU, at its peak")
     table.notes.append(f"projected from {steps} steps, without validation, reading of images and checkpoints")
     return table
 
