@@ -94,10 +94,10 @@ def compare(
     columns = (
         Column("stage"),
         Column("batch", "d"),
-        Column("step", ".1f", "ms"),
+        Column("step", ".1f", title="ms/step"),
         Column("images", ",.0f", title="images/s"),
         Column("evaluations", ",.0f", title="values/s"),
-        Column("gpu_memory", ".1f", "GiB", title="memory"),
+        Column("gpu_memory", ".1f", "GiB", title="peak"),
         Column("training", ".2f", "h", title="projected"),
     )
     table = Table(f"{library} ViT-{arch}, {describe(device)}", columns)
@@ -115,7 +115,7 @@ def compare(
         )
         how = f", procedure {config.procedure}" if isinstance(config, ExplainerTraining) else ""
         table.notes.append(f"{stage}: {config.loop.epochs} epochs of {images:,} images{how}")
-    table.notes.append("values/s: evaluations of coalitions; memory: of the GPU, at its peak")
+    table.notes.append("values/s: evaluations of coalitions; peak: of GPU memory")
     table.notes.append(f"projected from {steps} steps, without validation, reading of images and checkpoints")
     return table
 

@@ -66,11 +66,11 @@ class Compilable(Generic[T]):
 
     def _tried(self, inputs: Sequence[Tensor | None]) -> Callable[..., T] | None:
         """Return the compiled function, or None if it cannot take whole steps, backwards too; weights do not change."""
-        compiled = torch.compile(self._function, dynamic=False, mode="reduce-overhead")
         parameters = [parameter for parameter in self._module.parameters() if parameter.requires_grad]
         buffers = [(buffer, buffer.clone()) for buffer in self._module.buffers()]
         device = net_device_dtype(self._module)[0]
         try:
+            compiled = torch.compile(self._function, dynamic=False, mode="reduce-overhead")
             with kept_random_state(device), torch._dynamo.config.patch(recompile_limit=NETWORKS):
                 for _ in range(TRIALS):
                     total = _total(compiled(*inputs))
