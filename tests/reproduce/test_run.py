@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +16,14 @@ from typer.testing import CliRunner
 from tests.reproduce.small import TINY
 from vitshap.cli import app
 from vitshap.files import write_text
-from vitshap.reproduce import command
-from vitshap.reproduce.context import Sources
+from vitshap.reproduce import command, store
+from vitshap.reproduce.context import Context, Sources
 from vitshap.reproduce.profiles import PROFILES
 from vitshap.reproduce.runner import FILES, LARGEST, Runner, Task, named_tasks, tasks_of
 from vitshap.reproduce.specifications import ALL_METHODS, EXPLAINERS, MAIN_METHODS, SPECIFICATIONS
 from vitshap.reproduce.store import SHARD, Store, rounded
 from vitshap.reproduce.views import ROWS, Viewer, crossing
+from vitshap.training import loop
 
 run = CliRunner().invoke
 
@@ -93,6 +95,18 @@ def test_results_of_other_settings_are_not_overwritten(finished: Runner) -> None
     assert runner.run(named_tasks(other, ["digits/timing"])), "which does not depend on it"
 
 
+def test_results_do_not_depend_on_compilation(tmp_path: Path) -> None:
+    """Trainings are compiled on a GPU only, and a step that finished there is not run again on a CPU."""
+    setting = TINY.setting("imagenette", "vit-base")
+    cpu, gpu = (Context(TINY, setting, Store(tmp_path), Sources({}), torch.device(name)) for name in ("cpu", "cuda"))
+    for context, compiled in ((cpu, False), (gpu, True)):
+        trainings = (context.classifier_training, context.surrogate_training, context.paper_explainer)
+        assert [one.compiled for one in trainings] == [compiled] * 3
+    assert cpu.described == gpu.described
+    changed = replace(TINY, scale=replace(TINY.scale, training=(*TINY.scale.training, "surrogate.compiled=true")))
+    assert Context(changed, setting, cpu.store, Sources({}), cpu.device).described["recipe"] == cpu.described["recipe"]
+
+
 def test_steps_need_those_before_them(tmp_path: Path) -> None:
     runner = Runner(TINY, tmp_path, Sources({}), torch.device("cpu"))
     with pytest.raises(ValueError, match="digits/train-surrogate needs digits/train-classifier first"):
@@ -111,9 +125,7 @@ def test_weights_are_those_that_later_steps_use(finished: Runner) -> None:
 
 
 def test_an_interrupted_training_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training that ends in the middle leaves its checkpoint, and the same command continues from it."""
-    from vitshap.training import loop
-
+    """A training that ends in the middle leaves its checkpoint and its time, and the same command continues from them."""
     setting = TINY.setting("imagenette", "vit-base")
     short = ("classifier.loop.epochs=6", "classifier.loop.save_every=10")
     scale = replace(TINY.scale, training=(*TINY.scale.training, *short))
@@ -121,10 +133,14 @@ def test_an_interrupted_training_continues(tmp_path: Path, monkeypatch: pytest.M
     whole, halved = (Runner(profile, tmp_path / name, Sources({}), torch.device("cpu")) for name in ("whole", "halved"))
     expected = whole.run_one(Task(setting, "train-classifier"))
     steps, take = [0], loop._Run.take_step
+    written = halved.store.work("digits", "train-classifier") / store.SECONDS
+    monkeypatch.setattr(store, "EVERY", 0.01)
 
     def stop(self: loop._Run, *arguments: object) -> object:
         steps[0] += 1
         if steps[0] == 25:
+            while not written.is_file():  # also without an orderly end: the time is written while a step runs
+                time.sleep(0.01)
             raise KeyboardInterrupt
         return take(self, *arguments)
 
@@ -132,10 +148,24 @@ def test_an_interrupted_training_continues(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         halved.run_one(Task(setting, "train-classifier"))
     assert halved.store.find("digits", "train-classifier") is None
+    left = json.loads(written.read_text())
+    assert left["seconds"] > 0
+    write_text(written, json.dumps({**left, "seconds": left["seconds"] + 5000}))  # as if the first part had been long
     found = halved.run_one(Task(setting, "train-classifier"))
     assert steps[0] <= 25 + 6 * 8 - 20, "it did not start again"
     for name, tensor in expected.weights().items():
         assert torch.equal(tensor, found.weights()[name])
+    assert found.record["seconds"] > 5000 + left["seconds"] - 0.1, "of both parts"
+    assert expected.record["seconds"] < 5000
+    assert not written.exists()
+
+
+def test_time_spent_on_other_settings_does_not_count(tmp_path: Path) -> None:
+    write_text(tmp_path / store.SECONDS, json.dumps({"inputs": "a", "seconds": 5000}))
+    assert store.Stopwatch(tmp_path, "a").seconds >= 5000
+    assert store.Stopwatch(tmp_path, "b").seconds < 5000
+    write_text(tmp_path / store.SECONDS, "[1]")
+    assert store.Stopwatch(tmp_path, "a").seconds < 5000
 
 
 def test_damaged_results_are_reported(tmp_path: Path) -> None:

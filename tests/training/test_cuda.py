@@ -1,6 +1,7 @@
 """Training on a GPU: recorded graphs compute what single launches do, and a resumed run goes on from where it was."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,15 @@ from vitshap.data import Augmentation, Splits, load_digits  # noqa: E402
 from vitshap.explainers import Explainer  # noqa: E402
 from vitshap.models import MaskedModel, wrap  # noqa: E402
 from vitshap.training.configs import (  # noqa: E402
+    ClassifierTraining,
     ExplainerTraining,
     LoopConfig,
     Procedure,
+    SurrogateTraining,
     ValuesConfig,
 )
 from vitshap.training.explainer import fit_explainer  # noqa: E402
+from vitshap.training.fit import fit_classifier, fit_masked_classifier, fit_surrogate  # noqa: E402
 from vitshap.training.values.store import Evaluator  # noqa: E402
 from vitshap.training.values.validation import ValidationSet  # noqa: E402
 
@@ -72,6 +76,24 @@ def test_compiled_training_ends_where_plain_training_does(
     apart = _distance(plain, compiled, model, digits)
     assert apart < 0.1, "bfloat16 rounds differently in fused kernels"
     assert apart < 0.3 * _distance(plain, untrained, model, digits)
+
+
+@pytest.mark.parametrize("fit", [fit_classifier, fit_masked_classifier, fit_surrogate])
+def test_compiled_networks_learn_what_plain_ones_do(
+    model: MaskedModel, digits: Splits, fit: Callable[..., MaskedModel]
+) -> None:
+    config = SurrogateTraining if fit is fit_surrogate else ClassifierTraining
+    loop = LoopConfig(epochs=4, batch_size=128, learning_rate=1e-3)
+    plain, compiled = (
+        fit(model, digits.train, digits.val, None, config(loop, None, coalitions=2, compiled=how))
+        for how in (False, True)
+    )
+    pixels = torch.stack([digits.test[i][0] for i in range(60)]).to(model.device)
+    some = torch.rand(60, 4, 16, generator=torch.Generator().manual_seed(0)) < 0.5
+    before, one, two = (net(pixels, some.to(model.device)).detach() for net in (model, plain, compiled))
+    apart = (one - two).norm()
+    assert apart < 0.1 * one.norm(), "bfloat16 rounds differently in fused kernels"
+    assert apart < 0.3 * (one - before).norm()
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -1,12 +1,14 @@
 """The estimate before a training, and curves for TensorBoard."""
 
 import builtins
+import io
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from vitshap.data import Splits, load_digits
 from vitshap.training.progress import TensorBoard
@@ -62,6 +64,21 @@ def test_the_estimate_is_a_range_that_compilation_widens() -> None:
     compiled = timing.compiled(stage)
     assert compiled.span[0] < low < high < compiled.span[1]
     assert "before compilation" in timing.lines([compiled])[0]
+
+
+def test_long_trainings_are_compiled_where_that_was_left_open(digits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("digits", settings=["classifier.compiled=auto", "surrogate.compiled=auto"])
+    model, console = build_model(recipe.model, digits.train), Console(record=True, file=io.StringIO(), width=200)
+    monkeypatch.setattr(timing, "can_compile", lambda device: True)  # as a GPU can
+    monkeypatch.setattr(timing, "LONG", 0.0)
+    chosen = timing.print_estimate(recipe, model, digits, {"surrogate"}, console)
+    assert chosen.classifier.compiled is True
+    assert chosen.surrogate.compiled is False, "it is already trained"
+    assert chosen.explainer.compiled is False, "as the recipe says"
+    said = console.export_text().splitlines()
+    assert [line.split(":")[0] for line in said if "before compilation" in line] == ["classifier"]
+    monkeypatch.setattr(timing, "LONG", 1e9)
+    assert timing.print_estimate(recipe, model, digits, {"surrogate"}, console).classifier.compiled is False
 
 
 def _steps(stage: timing.StageTime) -> int:

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from vitshap.bench.command import Device, Out, ProgressLines, show, subcommand
-from vitshap.experiments.tables import Column, Table
 from vitshap.models.base import resolve_device
 
 
@@ -34,6 +33,15 @@ class ProcedureName(StrEnum):
 
     values = "values"
     paper = "paper"
+
+
+class StageName(StrEnum):
+    """Trainings of a recipe."""
+
+    classifier = "classifier"
+    surrogate = "surrogate"
+    explainer = "explainer"
+    all = "all"
 
 
 # Options of several subcommands
@@ -159,43 +167,46 @@ def bench_metrics(
 
 @subcommand("training")
 def bench_training(
+    stage: Annotated[StageName, typer.Option(help="Which training; all: a row for each.")] = StageName.explainer,
     arch: Arch = ArchName.base,
     library: Library = LibraryName.transformers,
-    procedure: Annotated[ProcedureName, typer.Option(help="How the explainer is trained.")] = ProcedureName.values,
-    batch: Annotated[int, typer.Option(min=1, help="Images per step.")] = 256,
-    coalitions: Annotated[int, typer.Option(min=2, help="Evaluations per image (and view).")] = 48,
+    procedure: Annotated[
+        ProcedureName,
+        typer.Option(
+            help="How the explainer is trained. values: settings of imagenette-deit-tiny; paper: paper-imagenette."
+        ),
+    ] = ProcedureName.values,
+    batch: Annotated[int | None, typer.Option(min=1, help="Images per step; default: the recipe's.")] = None,
+    coalitions: Annotated[
+        int | None,
+        typer.Option(min=2, help="Evaluations per image (and view) of the explainer; default: the recipe's."),
+    ] = None,
     steps: Annotated[int, typer.Option(min=2, help="Number of timed steps.")] = 16,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of the training whose time is extrapolated.")] = 100,
-    views: Annotated[int, typer.Option(min=1, help="Views of that training (procedure values).")] = 50,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs of the training whose time is projected; default: the recipe's.")
+    ] = None,
+    views: Annotated[
+        int | None, typer.Option(min=1, help="Views of that training (procedure values); default: the recipe's.")
+    ] = None,
     images: Annotated[int, typer.Option(min=1, help="Images of that training.")] = 9_469,
     compiled: Annotated[bool, typer.Option(help="Compile network and evaluations (GPU).")] = True,
     device: Device = "auto",
     out: Out = None,
 ) -> None:
-    """Time the training of an explainer on random images and weights: images and evaluations per second, memory, hours."""
+    """Time trainings on random images and weights: images and evaluations per second, memory, projected hours."""
     from vitshap.bench import training as measuring
     from vitshap.bench.speed import describe
 
     where = resolve_device(device)
-    config = measuring.training_for(procedure.value, batch=batch, coalitions=coalitions, compiled=compiled)
-    speed = measuring.measure(library.value, arch.value, config, where, steps=steps)
-    columns = (
-        Column("batch", "d"),
-        Column("step", ".1f", "ms"),
-        Column("images", ",.0f", "1/s"),
-        Column("evaluations", ",.0f", "1/s"),
-        Column("gpu_memory", ".1f", "GiB", title="GPU memory"),
-        Column("training", ".2f", "hours"),
-    )
-    table = Table(f"{library} ViT-{arch}, procedure {procedure}, {describe(where)}", columns)
-    table.notes.append(f"training: {epochs} epochs of {images:,} images")
-    table.add(
-        batch=batch,
-        step=speed.step_seconds * 1e3,
-        images=speed.images_per_second,
-        evaluations=speed.evaluations_per_second,
-        gpu_memory=speed.peak_gib,
-        training=speed.hours(epochs, images, views * images * (coalitions + 1)),
+    chosen = [name for name in measuring.STAGES if stage.value in (name, "all")]
+    trainings = {
+        name: measuring.training_for(
+            name, procedure.value, batch=batch, epochs=epochs, coalitions=coalitions, views=views, compiled=compiled
+        )
+        for name in chosen
+    }
+    table = measuring.compare(
+        library.value, arch.value, trainings, where, steps=steps, images=images, note=ProgressLines().start
     )
     show(out, table, machine=describe(where), arch=arch.value, procedure=procedure.value)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -283,22 +283,22 @@ class MaskedModel(nn.Module):
 
     def open_session(self, pixels: Tensor) -> sessions.Session:
         """Compute once per image what does not depend on the coalition."""
-        adapter = self.adapter
-        if self.removal == "attention":
-            if self.evaluation == "packed":
-                return sessions.AttentionSession(adapter, pixels, self._encode)
-            return (sessions.FullLengthSession if self.evaluation == "full" else sessions.ExplicitSession)(
-                adapter, pixels
-            )
-        if self.removal == "random":
-            assert self.reference is not None  # wrap has checked it
-            return sessions.RandomSession(adapter, pixels, self.reference)
-        others: dict[str, Callable[[Adapter, Tensor], sessions.Session]] = {
-            "softmax": sessions.SoftmaxSession,
-            "embeddings": sessions.EmbeddingsSession,
-            "pixels": sessions.PixelsSession,
-        }
-        return others[self.removal](adapter, pixels)
+        if self.removal == "attention" and self.evaluation == "packed":
+            return sessions.AttentionSession(self.adapter, pixels, self._encode)
+        return self._every_token(pixels)
+
+    def full_length_logits(self, pixels: Tensor, keep: Tensor) -> Tensor:
+        """Return logits ``[B, S, K]`` of the patches ``keep``, bool ``[B, S, N]``, computing every token at once.
+
+        No shape depends on ``keep``, so that it can be compiled. The images are not checked, and the caller has entered
+        ``adapter.ready()``.
+        """
+        return self._every_token(pixels).run_each(keep)
+
+    def _every_token(self, pixels: Tensor) -> sessions.FullLengthSession | sessions.PixelsSession:
+        return sessions.every_token(
+            self.removal, self.adapter, pixels, reference=self.reference, explicit=self.evaluation == "explicit"
+        )
 
     def run_session(self, session: sessions.Session, coalitions: Coalitions, players: Players) -> Tensor:
         """Return logits ``[B, S, K]``, computed in chunks that fit into memory."""

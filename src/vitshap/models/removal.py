@@ -106,9 +106,19 @@ class FullLengthSession:
         return torch.full((len(keep),), self.table.shape[1])
 
     def run(self, rows: Rows) -> Tensor:
-        present = F.pad(rows.keep, (self.adapter.prefix, 0), value=True)
+        return self.run_tokens(self.table[rows.image], rows.keep)
+
+    def run_each(self, keep: Tensor) -> Tensor:
+        """Return logits ``[B, S, K]`` of the patches ``keep``, bool ``[B, S, N]``, all at once."""
+        # Not self.table[image]: its gradient would be summed in an order that varies from run to run.
+        tokens = self.table[:, None].expand(-1, keep.shape[1], -1, -1).flatten(0, 1)
+        return self.run_tokens(tokens, keep.flatten(0, 1)).view(*keep.shape[:2], -1)
+
+    def run_tokens(self, tokens: Tensor, keep: Tensor) -> Tensor:
+        """Return logits ``[n, K]`` of all tokens ``[n, P + N, D]``, of whose patches those in ``keep`` count."""
+        present = F.pad(keep, (self.adapter.prefix, 0), value=True)
         attend = self.attend(present, may_be_empty=self.adapter.prefix == 0)
-        return self.finish(AttentionOverride(attend), self.table[rows.image], present)
+        return self.finish(AttentionOverride(attend), tokens, present)
 
     def finish(self, override: AttentionOverride, tokens: Tensor, present: Tensor) -> Tensor:
         """Encode under this override and compute logits from the tokens that are present."""
@@ -129,9 +139,9 @@ class ExplicitSession(FullLengthSession):
 class SoftmaxSession(FullLengthSession):
     """Withheld tokens are computed, and their attention weights are set to zero after the softmax."""
 
-    def run(self, rows: Rows) -> Tensor:
-        present = F.pad(rows.keep, (self.adapter.prefix, 0), value=True)
-        return self.finish(AttentionOverride(ZeroAfterSoftmax(present)), self.table[rows.image], present)
+    def run_tokens(self, tokens: Tensor, keep: Tensor) -> Tensor:
+        present = F.pad(keep, (self.adapter.prefix, 0), value=True)
+        return self.finish(AttentionOverride(ZeroAfterSoftmax(present)), tokens, present)
 
 
 class EmbeddingsSession(FullLengthSession):
@@ -146,9 +156,9 @@ class EmbeddingsSession(FullLengthSession):
         finally:
             handle.remove()
 
-    def run(self, rows: Rows) -> Tensor:
-        present = F.pad(rows.keep, (self.adapter.prefix, 0), value=True)
-        tokens = torch.where(present[..., None], self.table[rows.image], self.blank)
+    def run_tokens(self, tokens: Tensor, keep: Tensor) -> Tensor:
+        present = F.pad(keep, (self.adapter.prefix, 0), value=True)
+        tokens = torch.where(present[..., None], tokens, self.blank)
         everything = torch.ones_like(present)
         return self.finish(AttentionOverride(KeysOnly(None)), tokens, everything)
 
@@ -174,6 +184,11 @@ class PixelsSession:
         return self.adapter.predict(
             self.replaced(rows, torch.zeros((), dtype=self.images.dtype, device=rows.keep.device))
         )
+
+    def run_each(self, keep: Tensor) -> Tensor:
+        """Return logits ``[B, S, K]`` of the patches ``keep``, bool ``[B, S, N]``, all at once."""
+        image = torch.arange(len(keep), device=keep.device)[:, None].expand(keep.shape[:2])
+        return self.run(Rows(keep.flatten(0, 1), image.flatten())).view(*keep.shape[:2], -1)
 
     def replaced(self, rows: Rows, instead: Tensor) -> Tensor:
         """Return the rows' images with withheld pixels taken from ``instead``."""
@@ -211,6 +226,22 @@ class RandomSession(PixelsSession):
         y = torch.arange(height, device=seed.device)[None, None, :, None]
         x = torch.arange(width, device=seed.device)[None, None, None, :]
         return self.adapter.predict(self.replaced(rows, self.reference[choice, channel, y, x]))
+
+
+def every_token(
+    removal: str, adapter: Adapter, images: Tensor, *, reference: Tensor | None, explicit: bool = False
+) -> FullLengthSession | PixelsSession:
+    """Open a session in which every coalition costs all tokens; ``explicit``: see ``ExplicitSession``."""
+    if removal == "random":
+        assert reference is not None  # wrap has checked it
+        return RandomSession(adapter, images, reference)
+    found: dict[str, type[FullLengthSession] | type[PixelsSession]] = {
+        "attention": ExplicitSession if explicit else FullLengthSession,
+        "softmax": SoftmaxSession,
+        "embeddings": EmbeddingsSession,
+        "pixels": PixelsSession,
+    }
+    return found[removal](adapter, images)
 
 
 def _block_bytes(table: Tensor) -> int:

@@ -22,7 +22,7 @@ from vitshap.reproduce.profiles import Profile, Scale, Setting
 from vitshap.reproduce.specifications import EXPLAINERS, OURS
 from vitshap.reproduce.store import Result, Store
 from vitshap.training.batches import Images, decoding, evenly
-from vitshap.training.configs import ExplainerTraining, resolve_auto
+from vitshap.training.configs import ClassifierTraining, ExplainerTraining, SurrogateTraining, resolve_auto
 from vitshap.training.explainer import network_config
 from vitshap.training.recipes import load_recipe
 from vitshap.training.recipes.recipe import Recipe, load_images
@@ -84,6 +84,16 @@ class Context:
         return load_recipe(setting.recipe, data=source, model=setting.model, settings=changes)
 
     @cached_property
+    def classifier_training(self) -> ClassifierTraining:
+        """Settings of the classifier and of the masked classifier."""
+        return replace(self.recipe.classifier or ClassifierTraining(), compiled=self.device.type == "cuda")
+
+    @cached_property
+    def surrogate_training(self) -> SurrogateTraining:
+        """Settings of the surrogates."""
+        return replace(self.recipe.surrogate or SurrogateTraining(), compiled=self.device.type == "cuda")
+
+    @cached_property
     def default_explainer(self) -> ExplainerTraining:
         """Settings of the explainer by our default procedure."""
         recipe = load_recipe(self.setting.default_recipe, settings=self.scale.default_training)
@@ -102,7 +112,10 @@ class Context:
             recipe["data"].pop(key)
         recipe["model"].pop("weights")
         default = {**to_plain(self.default_explainer), "compiled": None}
-        recipe["explainer"]["compiled"] = None
+        recipe["explainer"]["compiled"] = None  # a result is the same with and without, but for rounding
+        for name in ("classifier", "surrogate"):
+            if recipe[name] is not None:
+                del recipe[name]["compiled"]  # results that are older than this setting are still valid
         setting = {"abnormal": self.setting.abnormal, "explained_others": self.setting.explained_others}
         return {"recipe": recipe, "default": default, "setting": setting, "scale": asdict(self.scale), "seed": SEED}
 

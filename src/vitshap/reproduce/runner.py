@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -120,12 +119,11 @@ class Runner:
 
     def _compute(self, task: Task, context: Context, inputs: str, work: Path) -> stores.Result:
         self._say(f"{task.name}: {step(task.step).what}")
-        started = time.perf_counter()
         work.mkdir(parents=True, exist_ok=True)
-        with kept_random_state(self.device):
+        with stores.Stopwatch(work, inputs) as watch, kept_random_state(self.device):
             torch.manual_seed(SEED)
             values, weights = step(task.step)(context, work)
-        seconds = time.perf_counter() - started
+        seconds = watch.seconds
         about = {"profile": self.profile.name, "seconds": round(seconds, 1), "seed": SEED, **machine(self.device)}
         about["command"] = f"vitshap reproduce --step {task.name} --profile {self.profile.name}"
         result = self.store.write(task.setting.name, task.step, values, inputs=inputs, about=about, weights=weights)

@@ -3,7 +3,8 @@
 A result records the hash of everything that it depends on: the step's settings and the hashes of the steps before it. A
 finished step with the same hash is not run again; one with another hash is never overwritten. Weights are stored in
 float16, in files of at most 15 MiB, so that the folders of finished steps can be moved to another machine. Checkpoints and
-other intermediate files are in ``OUT/work`` and are removed when a step has finished.
+other intermediate files are in ``OUT/work`` and are removed when a step has finished; so is the time that an interrupted
+step has taken so far.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import hashlib
 import json
 import math
 import shutil
+import threading
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +28,9 @@ from torch import Tensor
 from vitshap import files
 from vitshap._version import __version__
 
-RESULT = "result.json"
+RESULT, SECONDS = "result.json", "seconds.json"
+EVERY = 5.0
+"""Seconds after which the time of a running step is written down again."""
 SHARD = 15 * 2**20
 """Largest file of weights, in bytes."""
 EXACT = ("null_values", "scale")
@@ -126,6 +132,49 @@ class Store:
         files.write_text(folder / RESULT, text + "\n")
         shutil.rmtree(self.work(setting, step), ignore_errors=True)
         return Result(folder, files.read_json(folder / RESULT))
+
+
+class Stopwatch:
+    """The seconds that a step takes, over all its parts if it is interrupted.
+
+    They are written down every few seconds, because a process that is killed has no other opportunity.
+    """
+
+    def __init__(self, work: Path, inputs: str) -> None:
+        """``work``: the step's folder for intermediate files; time that was spent on other ``inputs`` does not count."""
+        self._path, self._inputs = work / SECONDS, inputs
+        self._before, self._started = self._found(), time.perf_counter()
+        self._ended = threading.Event()
+        self._writer = threading.Thread(target=self._write_often, name="stopwatch", daemon=True)
+
+    @property
+    def seconds(self) -> float:
+        """Of all parts until now."""
+        return self._before + time.perf_counter() - self._started
+
+    def __enter__(self) -> Stopwatch:
+        self._writer.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._writer.join()
+        self._write()
+
+    def _write_often(self) -> None:
+        while not self._ended.wait(EVERY):
+            self._write()
+
+    def _write(self) -> None:
+        with suppress(OSError):  # not worth failing a step
+            files.write_text(self._path, json.dumps({"inputs": self._inputs, "seconds": self.seconds}) + "\n")
+
+    def _found(self) -> float:
+        try:
+            found = files.read_json(self._path)
+            return float(found["seconds"]) if found["inputs"] == self._inputs else 0.0
+        except (OSError, ValueError, TypeError, KeyError):  # there is none, or none that can be read
+            return 0.0
 
 
 def digest(content: Any) -> str:

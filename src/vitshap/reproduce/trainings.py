@@ -46,10 +46,10 @@ def train_masked_classifier(context: Context, folder: Path) -> Outcome:
 
 
 def _classifier(context: Context, folder: Path, *, masked: bool) -> Outcome:
-    model, recipe = context.initial(), context.recipe
+    model, config = context.initial(), context.classifier_training
     fit = fit_masked_classifier if masked else fit_classifier
     train, val = (context.opened(part, model) for part in ("train", "val"))
-    trained = fit(model, train, val, folder, recipe.classifier, resume=True, console=context.console)
+    trained = fit(model, train, val, folder, config, resume=True, console=context.console)
     values = {**accuracy(trained, context.opened("test", trained)), **_history(folder, "accuracy")}
     return values, _state(trained)
 
@@ -74,7 +74,7 @@ def train_surrogate_pixels(context: Context, folder: Path) -> Outcome:
 
 def _surrogate(context: Context, folder: Path, classifier: MaskedModel) -> Outcome:
     train, val = (context.opened(part, classifier) for part in ("train", "val"))
-    config = context.recipe.surrogate
+    config = context.surrogate_training
     trained = fit_surrogate(classifier, train, val, folder, config, resume=True, console=context.console)
     distance = distances(classifier, trained, context.opened("test", trained), batch=256)
     values = {"classifier": classifier.fingerprint(), **distance, **_history(folder, "loss")}

@@ -93,6 +93,10 @@ class ClassifierTraining:
     masked images."""
     validation_batch_size: int = 256
     """Images per batch in validation."""
+    compiled: bool | Auto = False
+    """Compile the network (GPU only; not with removal embeddings): faster where the GPU waits for kernel launches, as with
+    small networks and batches, after a minute or two of compilation. With masked patches, withheld ones are computed too.
+    auto: compile if the training is estimated to take more than five minutes without."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,11 @@ class SurrogateTraining:
     """Fixed coalitions per validation image."""
     validation_batch_size: int = 256
     """Images per batch in validation."""
+    compiled: bool | Auto = False
+    """Compile surrogate and classifier (GPU only; not with removal embeddings): faster where the GPU waits for kernel
+    launches, as with small networks and batches, after a minute or two of compilation, although withheld patches are then
+    computed too.
+    auto: compile if the training is estimated to take more than five minutes without."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from vitshap.data import sample_coalitions
 from vitshap.explainers import Explainer, ExplainerConfig
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
+from vitshap.training.compilation import Compilable
 from vitshap.training.configs import ExplainerTraining, Sampler, ValuesConfig, number, resolve_auto
 from vitshap.training.fit import kept_or_temporary
 from vitshap.training.loop import Task, best_record, train
@@ -191,19 +192,12 @@ def _values_task(explainer: Explainer, store: ValueStore, validation: Validation
 
 
 class _Step(nn.Module):
-    """The explainer's prediction for a batch, by the compiled network if configured.
-
-    Launching its kernels one by one takes a GPU longer than computing them; compiled, they are recorded once (CUDA graphs)
-    and launched together.
-    """
+    """The explainer's prediction for a batch, by the compiled network if configured."""
 
     def __init__(self, explainer: Explainer, *, compiled: bool) -> None:
         super().__init__()
         self.explainer = explainer
-        self._outputs = explainer.network.outputs
-        if compiled and explainer.null_values.device.type == "cuda":
-            # Validation, whose batches have other shapes, uses the network that is not compiled.
-            self._outputs = torch.compile(self._outputs, dynamic=False, mode="reduce-overhead")
+        self._outputs = Compilable(explainer.network.outputs, explainer.network, wanted=compiled)
 
     def predict(self, pixels: Tensor, full: Tensor, base: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return values ``[B, d, K]``, and the coefficients of size profiles if the network has them."""

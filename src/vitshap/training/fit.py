@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -21,6 +22,7 @@ from vitshap.coalitions import CoalitionLaw, uniform_size
 from vitshap.data import CachedPixels, sample_coalitions
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images
+from vitshap.training.compilation import Compilable
 from vitshap.training.configs import ClassifierTraining, SurrogateTraining, number, resolve_auto
 from vitshap.training.loop import Task, train
 from vitshap.training.objectives import (
@@ -31,6 +33,10 @@ from vitshap.training.objectives import (
     surrogate_loss,
 )
 from vitshap.training.values.validation import VALIDATION
+
+T = TypeVar("T")
+Logits = Callable[[MaskedModel, Tensor, Tensor | None], Tensor]
+"""From images and the patches that each coalition keeps, bool ``[B, S, N]`` (None: whole images), to logits."""
 
 
 def fit_classifier(
@@ -98,7 +104,8 @@ def classifier_task(
     model: MaskedModel, images: Images, unseen: Images, config: ClassifierTraining, *, masked: bool
 ) -> Task:
     """Return the task of training ``model`` itself."""
-    step = ClassifierStep(model, class_weights(config.class_weights, images.source, model))
+    weights = class_weights(config.class_weights, images.source, model)
+    step = ClassifierStep(model, weights, compiled=config.compiled is True)
     law = uniform_size(model.num_players)
 
     def batches(order: Iterable[Tensor], epoch: int) -> Iterator[tuple[Tensor, ...]]:
@@ -145,7 +152,8 @@ def surrogate_task(
     surrogate: MaskedModel, classifier: MaskedModel, images: Images, unseen: Images, config: SurrogateTraining
 ) -> Task:
     """Return the task of training ``surrogate`` itself."""
-    step, law = SurrogateStep(surrogate, classifier), uniform_size(surrogate.num_players)
+    step = SurrogateStep(surrogate, classifier, compiled=config.compiled is True)
+    law = uniform_size(surrogate.num_players)
 
     def batches(order: Iterable[Tensor], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         for pixels, batch in images.views(order, epoch):
@@ -186,14 +194,14 @@ def surrogate_scores(step: SurrogateStep, images: Images, config: SurrogateTrain
 class ClassifierStep(nn.Module):
     """Returns the loss of a batch of whole images or of coalitions."""
 
-    def __init__(self, model: MaskedModel, class_weights: Tensor | None) -> None:
+    def __init__(self, model: MaskedModel, class_weights: Tensor | None, *, compiled: bool = False) -> None:
         super().__init__()
         self.model, self.class_weights = model, class_weights
+        self._logits = _compilable(partial(_full_length, model), partial(_packed, model), model, wanted=compiled)
 
     def forward(self, pixels: Tensor, labels: Tensor, coalitions: Tensor | None = None) -> Tensor:
-        logits = self.model.logits(
-            pixels, coalitions, finite=False
-        )  # [B, K] or [B, S, K]; checked when the loss is read
+        # [B, K] or [B, S, K]; whether they are finite is checked when the loss is read
+        logits = self._logits(pixels, None if coalitions is None else _kept_patches(self.model, coalitions))
         if coalitions is not None:
             labels = labels.repeat_interleave(logits.shape[1], 0)
             logits = logits.flatten(0, 1)
@@ -203,16 +211,55 @@ class ClassifierStep(nn.Module):
 class SurrogateStep(nn.Module):
     """Returns the divergence of the surrogate's predictions for coalitions from the classifier's for whole images."""
 
-    def __init__(self, surrogate: MaskedModel, classifier: MaskedModel) -> None:
+    def __init__(self, surrogate: MaskedModel, classifier: MaskedModel, *, compiled: bool = False) -> None:
         super().__init__()
         self.surrogate = surrogate
-        self._classifier = [classifier]  # in a list, so that it is not registered as a trainable submodule
+        # Both networks in one graph: what a recorded graph returns may be overwritten when the next one is launched.
+        full_length, packed = (partial(_both, logits, classifier, surrogate) for logits in (_full_length, _packed))
+        self._answers = _compilable(full_length, packed, surrogate, wanted=compiled)
 
     def forward(self, pixels: Tensor, coalitions: Tensor) -> Tensor:
-        with torch.no_grad():
-            target = self._classifier[0].logits(pixels, finite=False)
-        predicted = self.surrogate.logits(pixels, coalitions, finite=False)
+        target, predicted = self._answers(pixels, _kept_patches(self.surrogate, coalitions))
         return surrogate_loss(target, predicted, self.surrogate.output)
+
+
+def _compilable(
+    full_length: Callable[..., T], packed: Callable[..., T], model: MaskedModel, *, wanted: bool
+) -> Compilable[T]:
+    """Return ``packed``, or ``full_length`` where it is compiled."""
+    # The hook with which the session of "embeddings" makes its blank image would be compiled anew in every step.
+    wanted = wanted and model.removal != "embeddings"
+    return Compilable(full_length, model, wanted=wanted, instead=packed, context=model.adapter.ready)
+
+
+def _both(
+    logits: Logits, classifier: MaskedModel, surrogate: MaskedModel, pixels: Tensor, keep: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the classifier's logits of whole images, ``[B, K]``, and the surrogate's of coalitions, ``[B, S, K]``."""
+    with torch.no_grad():
+        target = logits(classifier, pixels, None)
+    return target, logits(surrogate, pixels, keep)
+
+
+def _kept_patches(model: MaskedModel, coalitions: Tensor) -> Tensor:
+    """Turn coalitions of players ``[B, S, d]`` into those of patches ``[B, S, N]``."""
+    image = torch.arange(len(coalitions), device=coalitions.device).repeat_interleave(coalitions.shape[1])
+    return model.players.keep_tokens(coalitions.flatten(0, 1), image).view(*coalitions.shape[:2], -1)
+
+
+def _packed(model: MaskedModel, pixels: Tensor, keep: Tensor | None) -> Tensor:
+    """Return logits of whole images, or of kept patches: withheld ones are not computed."""
+    return model.logits(pixels, keep, players="patch", finite=False)
+
+
+def _full_length(model: MaskedModel, pixels: Tensor, keep: Tensor | None) -> Tensor:
+    """Return the same with every patch computed and the withheld ones masked.
+
+    Recorded kernels need shapes that do not depend on the coalitions. Half of all tokens are withheld on average, so a
+    network computes twice as many as in ``_packed``; but a batch that leaves the GPU waiting for launches has that much
+    time to spare. Packed and compiled with dynamic shapes, its kernels would be fewer but still launched one by one.
+    """
+    return model.adapter.predict(pixels) if keep is None else model.full_length_logits(pixels, keep)
 
 
 def _draw(law: CoalitionLaw, indices: Tensor, seed: int, epoch: int, n: int, purpose: str = "coalitions") -> Tensor:

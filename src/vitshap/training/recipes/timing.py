@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,12 +42,13 @@ from vitshap.data.pixels import free_bytes
 from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images, decoding
-from vitshap.training.configs import ExplainerTraining, LoopConfig, number
+from vitshap.training.compilation import can_compile
+from vitshap.training.configs import ClassifierTraining, ExplainerTraining, LoopConfig, SurrogateTraining, number
 from vitshap.training.explainer import PaperStep, ValuesStep, network_config
 from vitshap.training.fit import classifier_task, surrogate_task
 from vitshap.training.loop import SAVE_SECONDS, StepTimer, Task, autocast
 from vitshap.training.processes import from_main
-from vitshap.training.recipes.recipe import Recipe
+from vitshap.training.recipes.recipe import STAGES, Recipe
 from vitshap.training.values.pilot import PILOT_IMAGES, PILOT_REPEATS, default_plan, law_before_pilot
 from vitshap.training.values.store import ROWS, Evaluator
 
@@ -65,7 +67,7 @@ RANGE = (0.85, 1.35)
 COMPILING, COMPILED_SHARE = 90.0, 0.4
 """Seconds that compilation takes, and the smallest fraction of the time that a compiled training takes."""
 LONG = 300.0
-"""Seconds of an explainer's training above which compilation pays."""
+"""Seconds of a training above which compilation pays."""
 
 
 class StageTime(NamedTuple):
@@ -93,11 +95,14 @@ def print_estimate(
     if console is not None and needed(recipe, done):
         console.print("timing a few steps of each training")
         stages = estimate(recipe, model, splits, done=done)
-    if recipe.explainer.compiled == "auto":
-        slow = bool(stages) and stages[-1].name == "explainer" and stages[-1].seconds > LONG
-        pays = bool(from_main(lambda: slow and model.device.type == "cuda"))
-        recipe = replace(recipe, explainer=replace(recipe.explainer, compiled=pays))
-        stages = [*stages[:-1], compiled(stages[-1])] if pays else stages
+    for name in STAGES:
+        config = getattr(recipe, name)
+        if config is None or config.compiled != "auto":
+            continue
+        slow = any(stage.name == name and stage.seconds > LONG for stage in stages)
+        pays = bool(from_main(partial(bool, slow and can_compile(model.device))))
+        recipe = replace(recipe, **{name: replace(config, compiled=pays)})
+        stages = [compiled(stage) if pays and stage.name == name else stage for stage in stages]
     if console is not None:
         for line in lines(stages):
             console.print(line, highlight=False, soft_wrap=True)
@@ -109,7 +114,7 @@ def estimate(
 ) -> list[StageTime]:
     """Estimate the time of reading the images and of each training that is not ``done``, on the device of ``model``.
 
-    ``explainer.compiled`` "auto" is treated as false.
+    Where ``compiled`` is "auto" it is treated as false.
     """
     names = needed(recipe, done)
     if not names:
@@ -178,23 +183,27 @@ class _Clock:
         assert config is not None
 
         def task(images: Images, coalitions: int) -> Task:
-            some = replace(config, coalitions=coalitions, class_weights=None)  # a few images may lack a class
+            # A few images may lack a class, and compilation is not part of the estimate.
+            some = replace(config, coalitions=coalitions, class_weights=None, compiled=False)
             return classifier_task(model, images, images, some, masked=recipe.masked)
 
         step = self._step(lambda images: task(images, config.coalitions), config.augmentation, config.loop)
         check = self._forward(lambda images: task(images, config.validation_coalitions), config.validation_batch_size)
-        return self._stage("classifier", config.loop, step, check, once=len(self.splits.test) * check)
+        stage = self._stage("classifier", config.loop, step, check, once=len(self.splits.test) * check)
+        return self._as_configured(stage, config)
 
     def surrogate(self, recipe: Recipe) -> StageTime:
         config, model = recipe.surrogate, copy.deepcopy(self.model)
         assert config is not None
 
         def task(images: Images, coalitions: int) -> Task:
-            return surrogate_task(model, self.model, images, images, replace(config, coalitions=coalitions))
+            some = replace(config, coalitions=coalitions, compiled=False)
+            return surrogate_task(model, self.model, images, images, some)
 
         step = self._step(lambda images: task(images, number(config.coalitions)), config.augmentation, config.loop)
         check = self._forward(lambda images: task(images, config.validation_coalitions), config.validation_batch_size)
-        return self._stage("surrogate", config.loop, step, check, once=len(self.splits.test) * check)
+        stage = self._stage("surrogate", config.loop, step, check, once=len(self.splits.test) * check)
+        return self._as_configured(stage, config)
 
     def explainer(self, config: ExplainerTraining) -> StageTime:
         surrogate = copy.deepcopy(self.model).eval()
@@ -244,7 +253,12 @@ class _Clock:
         if repeats > 1:
             oversampling = config.values.low_confidence_oversampling
             stage = stage._replace(detail=f"{stage.detail}, with a tenth of the images repeated {oversampling} times")
-        return stage if config.compiled is not True or surrogate.device.type != "cuda" else compiled(stage)
+        return self._as_configured(stage, config)
+
+    def _as_configured(
+        self, stage: StageTime, config: ClassifierTraining | SurrogateTraining | ExplainerTraining
+    ) -> StageTime:
+        return compiled(stage) if config.compiled is True and can_compile(self.model.device) else stage
 
     def _evaluated(self, config: ExplainerTraining, repeats: float) -> float:
         """Return how many views are evaluated: each once, or in every epoch if they are not stored; and the pilot's."""
