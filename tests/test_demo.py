@@ -30,6 +30,8 @@ SHORT = [
     *(f"{stage}.loop.epochs=1" for stage in ("classifier", "surrogate", "explainer")),
     "explainer.values.views=1",
     "explainer.values.coalitions=8",
+    "calibration.images=20",
+    "calibration.evaluations=100",
 ]
 QUIET = Console(quiet=True)
 

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from tests.data import trees
 from tests.training.small_training import accelerate_launch
 from vitshap.cli import app
+from vitshap.data import load_digits
 from vitshap.explainers import Explainer
 from vitshap.files import locked_folder
 from vitshap.training.recipes import load_recipe
@@ -30,7 +31,7 @@ STAGES = ("classifier", "surrogate", "explainer")
 def _few(*, epochs: int = 2, batch: int = 8) -> list[str]:
     few = [f"{stage}.loop.{key}" for stage in STAGES for key in (f"epochs={epochs}", f"batch_size={batch}")]
     few += ["explainer.values.views=2", "explainer.values.coalitions=4", "explainer.validation_coalitions=4"]
-    return [*few, "surrogate.validation_coalitions=2"]
+    return [*few, "surrogate.validation_coalitions=2", "calibration.images=20", "calibration.evaluations=100"]
 
 
 def _command(*arguments: str | Path, settings: list[str]) -> list[str]:
@@ -59,6 +60,7 @@ def test_a_folder_of_images_becomes_an_explainer(images: Path, tmp_path: Path) -
         "training the surrogate",
         "classifier on ",
         "equal values for all patches",
+        "no standard errors: 4 validation images are fewer than the 20",
     ):
         assert line in said
     assert {path.name for path in out.iterdir()} == {*STAGES, "bundle", "images.json", "recipe.yaml", "summary.json"}
@@ -81,6 +83,22 @@ def test_a_folder_of_images_becomes_an_explainer(images: Path, tmp_path: Path) -
     assert code == 0, said
     assert said.count("already trained") == 3
     assert "in all" not in said
+
+
+def test_the_values_of_a_trained_explainer_have_standard_errors(tmp_path: Path) -> None:
+    code, said = _invoke("digits", "--out", tmp_path / "out", "--device", "cpu", settings=_few(batch=300))
+    assert code == 0, said
+    assert "on 20 validation images, 100 evaluations each" in said
+    explainer = Explainer.from_pretrained(tmp_path / "out" / "bundle")
+    assert explainer.calibration is not None
+    assert explainer.calibration.images == 20
+    stderr = explainer(load_digits().test[0][0][None]).stderr
+    assert stderr is not None
+    assert float(stderr.min()) > 0
+    words = ("digits", "--out", tmp_path / "out", "--resume", "--device", "cpu")
+    code, said = _invoke(*words, settings=[*_few(batch=300), "calibration=null"])  # no other training is needed
+    assert code == 0, said
+    assert Explainer.from_pretrained(tmp_path / "out" / "bundle").calibration is None
 
 
 def test_killed_and_continued_equals_uninterrupted(tmp_path: Path) -> None:

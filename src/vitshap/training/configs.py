@@ -212,7 +212,7 @@ class CalibrationConfig:
     images: int = 100
     """Validation images, spread evenly; with fewer than 20 there are no standard errors."""
     evaluations: int = 2048
-    """Evaluations of each of them. Their errors are taken into account, so that more images help more than more of these."""
+    """Evaluations of each of them. Their errors are taken into account: more images help more than more evaluations."""
 
     def __post_init__(self) -> None:
         check(self, ("images",), lambda value: value >= 20, "at least 20")

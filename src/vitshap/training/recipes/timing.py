@@ -43,7 +43,14 @@ from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images, decoding
 from vitshap.training.compilation import can_compile
-from vitshap.training.configs import ClassifierTraining, ExplainerTraining, LoopConfig, SurrogateTraining, number
+from vitshap.training.configs import (
+    CalibrationConfig,
+    ClassifierTraining,
+    ExplainerTraining,
+    LoopConfig,
+    SurrogateTraining,
+    number,
+)
 from vitshap.training.explainer import PaperStep, ValuesStep, network_config
 from vitshap.training.fit import classifier_task, surrogate_task
 from vitshap.training.loop import SAVE_SECONDS, StepTimer, Task, autocast
@@ -126,7 +133,7 @@ def estimate(
     if "surrogate" in names:
         stages.append(clock.surrogate(recipe))
     if "explainer" in names:
-        stages.append(clock.explainer(recipe.explainer))
+        stages.append(clock.explainer(recipe.explainer, recipe.calibration))
     if model.device.type == "cuda":
         torch.cuda.empty_cache()
     return stages
@@ -205,7 +212,7 @@ class _Clock:
         stage = self._stage("surrogate", config.loop, step, check, once=len(self.splits.test) * check)
         return self._as_configured(stage, config)
 
-    def explainer(self, config: ExplainerTraining) -> StageTime:
+    def explainer(self, config: ExplainerTraining, calibration: CalibrationConfig | None) -> StageTime:
         surrogate = copy.deepcopy(self.model).eval()
         explainer = Explainer(surrogate, network_config(config, surrogate.num_players), classifier=surrogate)
         evaluator, null = Evaluator(surrogate), explainer.null_values
@@ -244,8 +251,11 @@ class _Clock:
             augmentation=None if paper else config.augmentation,
         )
         repeats = 1.0 if paper else 1 + LOW_CONFIDENCE_SHARE * (config.values.low_confidence_oversampling - 1)
-        unseen = len(self.splits.val) + len(self.splits.test)
-        held_out = unseen * values * (config.validation_coalitions + 1) / (count + 1) + len(self.splits.test) * check
+        val, test = len(self.splits.val), len(self.splits.test)
+        evaluated = (val + test) * (config.validation_coalitions + 1)
+        if calibration is not None:
+            evaluated += min(calibration.images, val) * calibration.evaluations
+        held_out = evaluated * values / (count + 1) + test * check
         before = 0.0 if paper else self._evaluated(config, repeats) * values / self.processes
         stage = self._stage(
             "explainer", config.loop, step, check, once=before + held_out, values=before, repeats=repeats
