@@ -199,7 +199,7 @@ def test_uncertain_patches_can_be_left_out(opened: Tab) -> None:
     page = opened.page
     page.locator(".methods .pick").nth(1).click()
     assert _viewer(opened, "explanation.method") == "kernelshap"
-    assert "standard error up to" in page.locator(".stage .small").first.inner_text()
+    assert "Standard error up to" in page.locator(".stage .small").first.inner_text()
     coloured = """() => { const c = document.querySelector("canvas.map"); const copy = document.createElement("canvas");
       [copy.width, copy.height] = [c.width, c.height]; copy.getContext("2d").drawImage(c, 0, 0);
       const d = copy.getContext("2d").getImageData(0, 0, c.width, c.height).data;

@@ -150,8 +150,10 @@ export class Viewer extends EventTarget {
       element("span", { class: "high" }, score ? "higher score" : `raises '${name}'`), this.strip,
       element("span", {}, `\u2212${size}`), element("span", {}, "0"), element("span", {}, withUnit(`+${size}`, explanation.unit)));
     this.certain.hidden = !stderr;
-    this.accuracy.textContent = accuracyText(explanation, index) ?? "";
-    this.crop.textContent = cropText(explanation) ?? "";
+    for (const [place, said] of [[this.accuracy, accuracyText(explanation, index)], [this.crop, cropText(explanation)]]) {
+      place.hidden = said === null;
+      place.textContent = said ?? "";
+    }
   }
 
   drawTable() {
