@@ -217,9 +217,9 @@ def test_arrow_keys_say_value_and_interval(opened: Tab) -> None:
         page.keyboard.press(key)
     value = float(explained().explanation.values[0, 1, 0])
     low, high = (100 * (value + side * 1.96 * 0.6 * abs(value)) for side in (-1, 1))
-    said = page.locator(".readout").first.inner_text().replace("\N{MINUS SIGN}", "-")
+    said = page.locator(".readout").first.inner_text().replace("\N{MINUS SIGN}", "-").replace("\N{NO-BREAK SPACE}", " ")
     assert said == f"row 1, column 2: {100 * value:+.1f} points (95 % interval {low:.1f} to {high:.1f})"
-    assert "with 95 % intervals" in page.locator(".best summary").first.text_content()
+    assert "with 95\N{NO-BREAK SPACE}% intervals" in page.locator(".best summary").first.text_content()
     best = explained().explanation.top(1, "dog")[0][0].value
     low, high = (100 * (best + side * 1.96 * 0.6 * abs(best)) for side in (-1, 1))
     cell = page.locator(".best tbody td.n").first.text_content().replace("\N{MINUS SIGN}", "-")

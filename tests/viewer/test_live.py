@@ -334,10 +334,11 @@ def test_a_patch_shows_its_interval(
         else:
             live.page.mouse.move(x, y)
         said = live.page.locator(".readout").inner_text().replace("\N{MINUS SIGN}", "-")
-        numbers = re.fullmatch(r"row 2, column 3: (\S+) points \(95 % interval (\S+) to (\S+)\)", said)
+        numbers = re.fullmatch(r"row 2, column 3: (\S+) points \(95\s% interval (\S+) to (\S+)\)", said)
         assert numbers is not None, said
         assert [float(number) for number in numbers.groups()] == pytest.approx([value, low, high], abs=0.051)
-        assert "calibrated on 120 held-out images" in live.page.locator(".stage p.small").first.inner_text()
+        accuracy = live.page.locator(".stage p.small").first.inner_text()
+        assert re.match(r"Standard error up to \S+ points, calibrated on 120 held-out images; estimated", accuracy)
         saved = json.loads(_saved(live, "JSON", tmp_path).read_text())
         assert saved["interval_level"] == 0.95
         assert saved["classes"][0]["interval"][1][6] == pytest.approx(high / 100, abs=1e-5)

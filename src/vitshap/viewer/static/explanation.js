@@ -130,7 +130,7 @@ export function patchText(explanation, index, cell, hidden) {
   const points = unit === "probability" ? " points" : "";
   let said = `${where}: ${valueText(found.values[player], unit)}${points}`;
   const interval = intervalText(found, player, unit);
-  if (interval !== null) { said += ` (95 % interval ${interval})`; }
+  if (interval !== null) { said += ` (95\u00a0% interval ${interval})`; }
   return hidden?.[player] ? `${said}, hidden` : said;
 }
 
@@ -166,7 +166,7 @@ function caution({ values, stderr, reliability }, key) {
   if (reliability < NOISY) { return ` But this map is mostly noise: its estimated reliability is ${reliability.toFixed(2)}.`; }
   const doubtful = key.filter((player) => values[player] <= STANDARD_ERRORS * stderr[player]).length;
   return 2 * doubtful < key.length ? ""
-    : ` Most of this is uncertain: the 95 % interval of ${doubtful} of these ${key.length} includes zero.`;
+    : ` Most of this is uncertain: the 95\u00a0% interval of ${doubtful} of these ${key.length} includes zero.`;
 }
 
 // How many players, by decreasing value, make up half of the positive values; 0 if none is positive.

@@ -27,8 +27,8 @@ export function scaleText(limit, unit) {
   return `\u2212${size} \u2026 0 \u2026 ${withUnit(`+${size}`, unit)}`;
 }
 
-// How accurate values are, in short for a small map; null if that is not known.
-function shortAccuracy(explanation, index) {
+// How accurate values are, in short for a small map; null if that is not known. `from`: where the errors come from.
+function shortAccuracy(explanation, index, from = "") {
   const found = classOf(explanation, index);
   if (!found.stderr) { return null; }
   const largest = Math.max(...found.stderr);
@@ -36,18 +36,17 @@ function shortAccuracy(explanation, index) {
   const reliability = found.reliability ?? explanation.reliability;
   const noisy = typeof reliability === "number"
     ? `; estimated reliability ${reliability.toFixed(2)}${reliability < NOISY ? " (mostly noise)" : ""}` : "";
-  return `standard error up to ${withUnit(sizeText(largest, explanation.unit), explanation.unit)}${noisy}`;
+  return `standard error up to ${withUnit(sizeText(largest, explanation.unit), explanation.unit)}${from}${noisy}`;
 }
 
 // The same with where the errors come from and what is drawn paler, for the large map.
 export function accuracyText(explanation, index) {
-  const said = shortAccuracy(explanation, index);
+  const said = shortAccuracy(explanation, index, explanation.stderr_from ? `, ${explanation.stderr_from}` : "");
   if (said === null) { return null; }
   const { values, stderr } = classOf(explanation, index);
   const pale = values.filter((value, player) => isUncertain(value, stderr[player])).length;
-  const from = explanation.stderr_from ? `, ${explanation.stderr_from}` : "";
-  const paler = pale ? `. Paler: the ${pale} of ${values.length} patches whose 95 % interval includes zero` : "";
-  return `${said.charAt(0).toUpperCase()}${said.slice(1)}${from}${paler}.`;
+  const paler = pale ? `. Paler: the ${pale} of ${values.length} patches whose 95\u00a0% interval includes zero` : "";
+  return `${said.charAt(0).toUpperCase()}${said.slice(1)}${paler}.`;
 }
 
 export class OtherClasses {
