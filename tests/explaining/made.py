@@ -14,6 +14,7 @@ from PIL import Image
 
 from tests.models import nets
 from vitshap.explainers import Explainer
+from vitshap.explainers.calibration import FEATURES, Calibration
 from vitshap.models import MaskedModel, Preprocess, wrap
 
 NAMES = ["ant", "bee", "crane", "dog", "English springer"]
@@ -36,9 +37,19 @@ def explainer(**wrapping: Any) -> Explainer:
     return made
 
 
-def bundle(folder: Path, *, quality: dict[str, Any] | None = None, **wrapping: Any) -> Path:
+def calibration() -> Calibration:
+    """Errors that depend on everything that they can depend on."""
+    numbers = torch.randn(16, generator=torch.Generator().manual_seed(0)).tolist()
+    coefficients = (0.1, 0.8, 0.2, 0.1, 0.3)
+    assert len(coefficients) == len(FEATURES)
+    return Calibration(coefficients, tuple(numbers), tuple(numbers[:5]), 1.3, 0.5, 0.5, 120)
+
+
+def bundle(folder: Path, *, quality: dict[str, Any] | None = None, calibrated: bool = False, **wrapping: Any) -> Path:
     """The same, stored; no image is doubtful unless ``quality`` says so."""
-    return explainer(**wrapping).save_pretrained(folder, quality=quality or {"unknown_threshold": 0.0})
+    made = explainer(**wrapping)
+    made.calibration = calibration() if calibrated else None
+    return made.save_pretrained(folder, quality=quality or {"unknown_threshold": 0.0})
 
 
 def picture(seed: int, width: int = 60, height: int = 40) -> Image.Image:

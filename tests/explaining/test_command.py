@@ -283,7 +283,8 @@ def test_any_net_at_once_with_error_bars(home: Path, weights: Path) -> None:
     assert len(found["stderr"]) == 196
     best = found["patches"][0]
     low, high = best["interval"]
-    assert (low, high) == pytest.approx((best["value"] - 1.96 * best["stderr"], best["value"] + 1.96 * best["stderr"]))
+    half = 1.959964 * best["stderr"]
+    assert (low, high) == pytest.approx((best["value"] - half, best["value"] + half), rel=1e-5)
     assert [ends[best["player"]] for ends in found["interval"]] == pytest.approx([low, high], abs=1e-5)
     report = (home / "vitshap-output" / "report.html").read_text()
     assert "standard error up to" in report

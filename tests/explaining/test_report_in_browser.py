@@ -199,7 +199,7 @@ def test_uncertain_patches_can_be_left_out(opened: Tab) -> None:
     page = opened.page
     page.locator(".methods .pick").nth(1).click()
     assert _viewer(opened, "explanation.method") == "kernelshap"
-    assert "standard error up to" in page.locator(".stage .small").first.inner_text()
+    assert "Standard error up to" in page.locator(".stage .small").first.inner_text()
     coloured = """() => { const c = document.querySelector("canvas.map"); const copy = document.createElement("canvas");
       [copy.width, copy.height] = [c.width, c.height]; copy.getContext("2d").drawImage(c, 0, 0);
       const d = copy.getContext("2d").getImageData(0, 0, c.width, c.height).data;
@@ -217,9 +217,9 @@ def test_arrow_keys_say_value_and_interval(opened: Tab) -> None:
         page.keyboard.press(key)
     value = float(explained().explanation.values[0, 1, 0])
     low, high = (100 * (value + side * 1.96 * 0.6 * abs(value)) for side in (-1, 1))
-    said = page.locator(".readout").first.inner_text().replace("\N{MINUS SIGN}", "-")
+    said = page.locator(".readout").first.inner_text().replace("\N{MINUS SIGN}", "-").replace("\N{NO-BREAK SPACE}", " ")
     assert said == f"row 1, column 2: {100 * value:+.1f} points (95 % interval {low:.1f} to {high:.1f})"
-    assert "with 95 % intervals" in page.locator(".best summary").first.text_content()
+    assert "with 95\N{NO-BREAK SPACE}% intervals" in page.locator(".best summary").first.text_content()
     best = explained().explanation.top(1, "dog")[0][0].value
     low, high = (100 * (best + side * 1.96 * 0.6 * abs(best)) for side in (-1, 1))
     cell = page.locator(".best tbody td.n").first.text_content().replace("\N{MINUS SIGN}", "-")

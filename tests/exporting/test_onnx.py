@@ -195,6 +195,7 @@ def test_the_script_runs_where_torch_cannot_be_imported(exported: Exported, tmp_
         for one in found["classes"]:
             values = expected.values[0, :, made.NAMES.index(one["class"])]
             assert one["values"] == pytest.approx(values.tolist(), abs=TOLERANCE)
+            assert set(one) == {"class", "base", "values"}, "it has no standard errors"
     said = script(str(photos[0])).stdout.splitlines()
     assert len(said) == 1 + 4
     assert made.NAMES[int(explainer(photos[0]).prediction.argmax())] in said[0]
@@ -203,6 +204,39 @@ def test_the_script_runs_where_torch_cannot_be_imported(exported: Exported, tmp_
     assert gone.stderr.startswith("error: ")
     check = subprocess.run([sys.executable, "-c", "import torch"], env=blocked, capture_output=True, check=False)
     assert check.returncode != 0, "the test itself: torch must not be there"
+
+
+@pytest.mark.parametrize("unit", ["probability", "output"])
+def test_the_script_has_the_explainers_standard_errors(
+    stored_graphs: Explainer, tmp_path: Path, unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_graphs, "calibration", made.calibration())
+    folder = tmp_path / "out"
+    export_onnx(stored_graphs, folder)
+    described = json.loads((folder / "description.json").read_text())
+    (folder / "description.json").write_text(json.dumps({**described, "unit": unit}))
+    photos = made.photos(tmp_path / "photos", 3)
+
+    def script(*arguments: str) -> str:
+        command = [sys.executable, str(folder / "explain.py"), *map(str, photos), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    shown = script()
+    for photo, line in zip(photos, script("--top", "5", "--json").splitlines(), strict=True):
+        found, expected = json.loads(line), stored_graphs(photo)
+        order = torch.tensor([[made.NAMES.index(one["class"]) for one in found["classes"]]])
+        values = torch.tensor([one["values"] for one in found["classes"]]).T[None]
+        predictions = torch.tensor([found["predictions"]])
+        formula = made.calibration().stderr(values.double(), order, predictions, unit == "probability")[0].T
+        for one, errors, index in zip(found["classes"], formula.tolist(), order[0].tolist(), strict=True):
+            assert one["stderr"] == pytest.approx(errors, rel=TOLERANCE)
+            if unit == "probability":
+                assert expected.stderr is not None
+                assert one["stderr"] == pytest.approx(expected.stderr[0, :, index].tolist(), rel=1e-3)
+                for got, end in zip(one["interval"], expected.interval(), strict=True):
+                    assert got == pytest.approx(end[0, :, index].tolist(), abs=TOLERANCE)
+        most = max(found["classes"][0]["stderr"])
+        assert f"standard error up to {most:.4f}, calibrated on 120 held-out images" in shown
 
 
 class Bessel(nn.Module):

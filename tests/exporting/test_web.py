@@ -23,7 +23,6 @@ from tests.full_disk import full_disk
 from vitshap.bench.export import static_host
 from vitshap.errors import CommandError
 from vitshap.explainers import Explainer
-from vitshap.explainers.calibration import FEATURES, Calibration
 from vitshap.exporting import export, export_web, web
 from vitshap.exporting.command import Format, Options, run
 from vitshap.models import Preprocess
@@ -53,12 +52,7 @@ def runtime(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small explainer with standard errors."""
-    explainer = made.explainer()
-    numbers = torch.randn(16, generator=torch.Generator().manual_seed(0)).tolist()
-    coefficients = (0.1, 0.8, 0.2, 0.1, 0.3)
-    assert len(coefficients) == len(FEATURES)
-    explainer.calibration = Calibration(coefficients, tuple(numbers), tuple(numbers[:5]), 1.3, 0.5, 0.5, 50)
-    return explainer.save_pretrained(tmp_path_factory.mktemp("web") / "insects", quality={"unknown_threshold": 0.0})
+    return made.bundle(tmp_path_factory.mktemp("web") / "insects", calibrated=True)
 
 
 @pytest.fixture(scope="module")
@@ -157,8 +151,16 @@ def test_values_equal_torch(browser: Browser, folder: Path, bundle: Path) -> Non
             for one in answer["classes"]:
                 values, errors = (table[0, :, one["index"]].tolist() for table in (expected.values, expected.stderr))
                 assert one["values"] == pytest.approx(values, abs=5 * TOLERANCE)
-                assert one["stderr"] == pytest.approx(errors, rel=0.05)
+                assert one["stderr"] == pytest.approx(errors, rel=0.05)  # of float16 weights
                 assert 0 <= one["reliability"] <= 1
+            assert answer["stderr_from"] == "calibrated on 120 held-out images"
+            order = torch.tensor([[one["index"] for one in answer["classes"]]])
+            own = torch.tensor([one["values"] for one in answer["classes"]], dtype=torch.float64).T[None]
+            prediction = torch.tensor([answer["prediction"]], dtype=torch.float64)
+            assert explainer.calibration is not None
+            formula = explainer.calibration.stderr(own, order, prediction, True)[0].T
+            for one, errors in zip(answer["classes"], formula.tolist(), strict=True):
+                assert one["stderr"] == pytest.approx(errors, rel=TOLERANCE)
             model = explainer.surrogate
             outputs = model.game(model.prepare(photo).pixels)(coalitions[None])[0]
             assert np.abs(np.array(got["game"]["predictions"]) - outputs.numpy()).max() < 5 * TOLERANCE

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -21,6 +22,8 @@ from PIL import Image
 from tests.explaining import made
 from tests.serving.running import bits, photo, server, wait_for
 from vitshap import Explainer
+from vitshap.explaining import explain_photos, open_bundle
+from vitshap.explaining.sinks import record
 from vitshap.methods import method
 from vitshap.serving.schemas import ExplanationResponse, ModelList, PredictionsResponse
 from vitshap.serving.uploads import Limits
@@ -72,6 +75,38 @@ def test_an_explanation_is_that_of_the_explainer(client: httpx.Client, explainer
     first = found.classes[0]
     assert first.base + sum(first.values) == pytest.approx(first.probability, abs=1e-4)
     assert found.players == list(range(16))
+
+
+def test_an_explainers_standard_errors_come_with_intervals(tmp_path: Path) -> None:
+    folder, content = made.bundle(tmp_path / "calibrated", calibrated=True), photo(3, size=(90, 50))
+    with server(folder) as (client, _):
+        answer = client.post("/v1/explanations", params={"target": "all"}, files={"image": content}).json()
+    found = ExplanationResponse.model_validate(answer)
+    assert (found.interval_level, found.stderr_from) == (0.95, "calibrated on 120 held-out images")
+    expected = Explainer.from_pretrained(folder)(Image.open(io.BytesIO(content)))
+    assert expected.stderr is not None
+    order = [one.index for one in found.classes]
+    torch.testing.assert_close(torch.tensor([one.stderr for one in found.classes]), expected.stderr[0].T[order])
+    for side, ends in enumerate(expected.interval(0.95)):
+        given = torch.tensor([one.interval[side] for one in found.classes if one.interval])
+        torch.testing.assert_close(given, ends[0].T[order])
+    (path,) = made.photos(tmp_path / "photos", 1)
+    path.write_bytes(content)
+    (entry,) = explain_photos([path], open_bundle(str(folder)), target="all")
+    names = ("values", "stderr", "interval", "reliability")
+    lines = {line["class"]: line for line in record(entry)["explained"]}
+    for one, line in ((one, lines[one["index"]]) for one in answer["classes"]):
+        assert {name: one[name] for name in names} == {
+            name: pytest.approx(np.array(line[name]), rel=1e-4, abs=1e-6) for name in names
+        }
+
+
+def test_without_standard_errors_there_is_no_interval(client: httpx.Client) -> None:
+    for name in ("explainer", "attnlrp"):
+        found = client.post("/v1/explanations", params={"method": name}, files=FORM).json()
+        assert found["interval_level"] is found["stderr_from"] is found["reliability"] is None
+        assert found["classes"][0]["stderr"] is found["classes"][0]["interval"] is None
+        assert found["classes"][0]["reliability"] is None
 
 
 @pytest.mark.parametrize(
@@ -140,7 +175,13 @@ def test_sampling_reports_its_progress(client: httpx.Client) -> None:
     assert last.pop("type") == "result"
     found = ExplanationResponse.model_validate(last)
     assert found.evaluations == counts[-1]
-    assert found.classes[0].stderr is not None
+    (first,) = found.classes
+    assert first.stderr is not None
+    assert first.interval is not None
+    assert (found.interval_level, found.stderr_from) == (0.95, "from sampling")
+    for side, ends in zip((-1, 1), first.interval, strict=True):
+        expected = [value + side * 1.96 * error for value, error in zip(first.values, first.stderr, strict=True)]
+        assert ends == pytest.approx(expected, abs=1e-4)
     assert found.reliability == pytest.approx(progress[-1]["reliability"], abs=1e-3)
     assert [line["type"] for line in _lines(client)] == ["result"]
 

@@ -18,6 +18,7 @@ from tests.chromium import DESKTOP, PHONE, Tab
 from tests.explaining import made
 from tests.serving import running
 from tests.viewer.conftest import Server
+from vitshap import Explainer
 
 pytestmark = chromium.needs_browser
 NBSP = "\N{NO-BREAK SPACE}"
@@ -59,14 +60,18 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f}{NBSP}%"
 
 
-def click_patch(live: Tab, row: int, column: int) -> None:
-    """Click on a patch: photos have 60 x 40 pixels, the model sees the middle 32/36 of the height and as much across."""
+def patch_place(live: Tab, row: int, column: int) -> tuple[float, float]:
+    """Where a patch is: photos have 60 x 40 pixels, the model sees the middle 32/36 of the height and as much across."""
     left, top, right, bottom = viewer(live, "explanation.box")
     box = live.page.locator("canvas.map").first.bounding_box()
     assert box is not None
     x = (left + (column + 0.5) * (right - left) / 4) / 60
     y = (top + (row + 0.5) * (bottom - top) / 4) / 40
-    live.page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
+    return box["x"] + x * box["width"], box["y"] + y * box["height"]
+
+
+def click_patch(live: Tab, row: int, column: int) -> None:
+    live.page.mouse.click(*patch_place(live, row, column))
 
 
 def test_a_photo_is_explained(live: Tab, server: Server, photos: list[Path]) -> None:
@@ -310,6 +315,46 @@ def test_drop_and_paste(live: Tab, photos: list[Path]) -> None:
     for kind, photo in zip(("drop", "paste"), photos, strict=True):
         live.page.evaluate(give, [kind, list(photo.read_bytes())])
         live.until(f"window.vitshap.panes[0]?.viewer?.name === '{kind}.png'")
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["mouse", "finger"])
+def test_a_patch_shows_its_interval(
+    browser: Browser, photos: list[Path], tmp_path: Path, size: tuple[int, int]
+) -> None:
+    folder = made.bundle(tmp_path / "calibrated", calibrated=True)
+    expected = Explainer.from_pretrained(folder)(Image.open(photos[0]))
+    best = int(expected.prediction.argmax())
+    value, low, high = (100 * float(one[0, 6, best]) for one in (expected.values, *expected.interval()))
+    with running.server(folder) as (client, _), chromium.tab(browser, f"{client.base_url}", size=size) as live:
+        live.until("window.vitshap?.models.length === 1")
+        explain(live, photos[0])
+        x, y = patch_place(live, 1, 2)
+        if size == PHONE:
+            live.page.touchscreen.tap(x, y)
+        else:
+            live.page.mouse.move(x, y)
+        said = live.page.locator(".readout").inner_text().replace("\N{MINUS SIGN}", "-")
+        numbers = re.fullmatch(r"row 2, column 3: (\S+) points \(95\s% interval (\S+) to (\S+)\)", said)
+        assert numbers is not None, said
+        assert [float(number) for number in numbers.groups()] == pytest.approx([value, low, high], abs=0.051)
+        accuracy = live.page.locator(".stage p.small").first.inner_text()
+        assert re.match(r"Standard error up to \S+ points, calibrated on 120 held-out images; estimated", accuracy)
+        saved = json.loads(_saved(live, "JSON", tmp_path).read_text())
+        assert saved["interval_level"] == 0.95
+        assert saved["classes"][0]["interval"][1][6] == pytest.approx(high / 100, abs=1e-5)
+        assert live.complaints == []
+
+
+def test_without_standard_errors_nothing_is_said_of_them(live: Tab, photos: list[Path]) -> None:
+    explain(live, photos[0])
+    live.page.mouse.move(*patch_place(live, 1, 2))
+    assert re.fullmatch(r"row 2, column 3: \S+ points", live.page.locator(".readout").inner_text())
+    shown = live.page.locator("#panes").inner_text()
+    assert not re.search("interval|reliab|standard error|certain", shown)
+    empty = [place for place in live.page.locator(".stage p.small").all() if not place.inner_text()]
+    assert not any(place.is_visible() for place in empty)
+    numbers = viewer(live, "explanation.classes[0]")
+    assert numbers["stderr"] is numbers["interval"] is None
 
 
 def _saved(live: Tab, name: str, folder: Path) -> Path:

@@ -113,8 +113,12 @@ def test_numbers_are_written_as_in_python(browser: Browser, server: Server) -> N
 @chromium.needs_browser
 @pytest.mark.parametrize("with_curve", [False, True])
 def test_the_first_line_is_as_in_python(browser: Browser, server: Server, with_curve: bool) -> None:
-    for seed in range(3):
+    for seed, error in ((0, None), (1, None), (2, None), (0, 0.05), (0, 0.6), (0, 2.0)):  # relative to the value
         entry = explained(seed=seed)
+        stderr = None if error is None else error * entry.explanation.values.abs()
+        entry = replace(entry, explanation=replace(entry.explanation, stderr=stderr))
+        assert ("mostly noise" in text.headline(entry, "probability")) == (error == 2.0)
+        assert ("Most of this is uncertain" in text.headline(entry, "probability")) == (error == 0.6)
         count = int(text.supporting_players(entry.explanation.values[0, :, 0]))
         known = replace(curve(), counts=[0, count, 12], remove=torch.tensor([[0.3, 0.7], [0.75, 0.25], [0.9, 0.1]]))
         entry = replace(entry, curve=known if with_curve else None)

@@ -15,7 +15,6 @@ from PIL import Image
 
 from vitshap.explaining.curves import RemovalCurve
 from vitshap.explanation import Explanation
-from vitshap.plots.colours import Z
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom in pixels."""
@@ -44,6 +43,8 @@ class Explained:
     """The output while patches are removed by their values for ``main``, if it was evaluated."""
     others: tuple[Explanation, ...] = ()
     """Explanations of the same image by other methods."""
+    stderr_from: str | None = None
+    """Where the standard errors come from, in words; None if there are none."""
 
     @property
     def name(self) -> str:
@@ -157,19 +158,14 @@ class Patch(NamedTuple):
     player: int
     value: float
     stderr: float | None
+    interval: tuple[float, float] | None
+    """Of 95 %; None if the method gives no standard errors, or the value is exact."""
     row: int
     column: int
     box: Box
     """What it covers, in pixels of the original photo."""
     place: str
     """Where in the photo that is, in words."""
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """Of 95 %; None if the method gives no standard errors, or the value is exact."""
-        if not self.stderr:
-            return None
-        return self.value - Z * self.stderr, self.value + Z * self.stderr
 
     @property
     def cell(self) -> str:
@@ -187,12 +183,14 @@ def patches(entry: Explained, k: int, index: int) -> list[Patch]:
     """Return the ``k`` patches of largest value for class ``index``, largest first."""
     explanation = entry.explanation
     labels = explanation.players[0]
-    column_of = int((explanation.classes[0] == index).int().argmax())
+    at = int((explanation.classes[0] == index).int().argmax())
+    ends = None if explanation.stderr is None else explanation.interval()
     found = []
     for player, value, (row, column) in explanation.top(k, index)[0]:
         box = _box(entry, (labels == player).nonzero())
-        stderr = None if explanation.stderr is None else float(explanation.stderr[0, player, column_of])
-        found.append(Patch(player, value, stderr, row, column, box, _place(entry, box)))
+        stderr = None if explanation.stderr is None else float(explanation.stderr[0, player, at])
+        interval = (float(ends[0][0, player, at]), float(ends[1][0, player, at])) if ends and stderr else None
+        found.append(Patch(player, value, stderr, interval, row, column, box, _place(entry, box)))
     return found
 
 

@@ -58,6 +58,7 @@ def entry_data(entry: Explained, summary: Summary, *, k: int) -> dict[str, Any]:
     return {
         **data,
         "name": entry.name,
+        "stderr_from": entry.stderr_from or data["stderr_from"],
         "listed": k,
         "picture": photo_uri(entry.picture, most=PANORAMA_SIDE if entry.zoomed else PHOTO_SIDE),
         "curve": None if entry.curve is None else entry.curve.view_data(indices),

@@ -68,7 +68,8 @@ def explain(
     started = time.perf_counter()
     explanation, warnings = _explained(source, photo, target)
     say(*(f"warning: {warning}" for warning in warnings))
-    say(f"done in {time.perf_counter() - started:.1f} s, {explanation.evaluations:,} evaluations")
+    count = explanation.evaluations
+    say(f"done in {time.perf_counter() - started:.1f} s, {count:,} evaluation{'' if count == 1 else 's'}")
     return explanation
 
 

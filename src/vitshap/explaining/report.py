@@ -21,8 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 from vitshap.explaining.dataset import DataSet
 from vitshap.explaining.entries import Explained, Failed, Summary, printable
 from vitshap.explaining.html import card, dataset_html, pairs_html, template
-from vitshap.explaining.text import meaning, output_text
-from vitshap.explanation import Explanation
+from vitshap.explaining.text import intervals, meaning, output_text
 from vitshap.files import write_atomically
 from vitshap.plots import SOFTWARE, UNIT_LABELS
 from vitshap.viewer.page import joined_script, page_start
@@ -100,7 +99,7 @@ class ReportWriter:
                 self._failures.append(entry)
             return
         if self.explained == 0:
-            self._facts = _Facts.of(entry.explanation)
+            self._facts = _Facts.of(entry)
         elif self.explained % self._per_page == 0:
             self._end_page()
         self.explained += 1
@@ -252,9 +251,11 @@ class _Facts:
     meaning: str = ""
     players: str = ""
     model: str = ""
+    intervals: str = ""
 
     @classmethod
-    def of(cls, explanation: Explanation) -> _Facts:
+    def of(cls, entry: Explained) -> _Facts:
+        explanation = entry.explanation
         rows, columns = explanation.grid
         players = explanation.values.shape[1]
         cells = f"{rows} \N{MULTIPLICATION SIGN} {columns} patches"
@@ -264,6 +265,7 @@ class _Facts:
             meaning=meaning(explanation),
             players=cells if players == rows * columns else f"{players} groups of {cells}",
             model="the surrogate, which was trained with withheld patches" if surrogate else "the model itself",
+            intervals=intervals(entry),
         )
 
 
@@ -274,6 +276,7 @@ def _facts_html(summary: Summary, facts: _Facts) -> str:
         "Values are": facts.unit,
         "Patches": facts.players,
         "Predictions are those of": facts.model,
+        "95 % intervals are": facts.intervals,
     }
     return "".join(f"<div>{pairs_html([line])}</div>" for line in lines.items() if line[1])
 

@@ -57,18 +57,13 @@ def record(entry: Explained | Failed, *, k: int = 5) -> dict[str, Any]:
     if isinstance(entry, Failed):
         return {"file": str(entry.path), "error": entry.reason}
     e = entry.explanation
-    explained = []
+    explained, numbers = [], class_numbers(entry)
     for column, index in enumerate(entry.classes):
         one: dict[str, Any] = {"class": index, "name": entry.label(index), "output": float(e.prediction[0, index])}
         if e.base_values is not None and e.full_values is not None:
             one |= {"base": float(e.base_values[0, column]), "full": float(e.full_values[0, column])}
         one["patches"] = [_patch(patch) for patch in patches(entry, k, index)]
-        one["values"] = _rounded(e.values[0, :, column])
-        if e.stderr is not None:
-            one["stderr"] = _rounded(e.stderr[0, :, column])
-            one["interval"] = [_rounded(end[0, :, column]) for end in e.interval()]  # 95 %: lower ends, upper ends
-            one["reliability"] = text.reliability(entry, index)
-        explained.append(one)
+        explained.append(one | numbers[column])
     predicted = [{"class": c, "name": entry.label(c), "output": value} for c, value in entry.predicted(PREDICTIONS)]
     found: dict[str, Any] = {"file": str(entry.path), "size": list(entry.size), "predicted": predicted}
     found |= {
@@ -83,8 +78,26 @@ def record(entry: Explained | Failed, *, k: int = 5) -> dict[str, Any]:
         found["players"] = e.players[0].tolist()
     if e.converged is not None:
         found["converged"] = bool(e.converged[0])
+    if e.stderr is not None:
+        found |= {"interval_level": plots.LEVEL, "stderr_from": entry.stderr_from}
     found |= {"method": e.method, "evaluations": e.evaluations, "seconds": e.seconds}
     return found | {"warnings": list(entry.warnings), "notes": [*entry.notes, *text.hints(entry)]}
+
+
+def class_numbers(entry: Explained) -> list[dict[str, Any]]:
+    """Return the values of each explained class; if there are standard errors, also these, intervals and reliability.
+
+    An interval is two lists: lower ends and upper ends, of the level ``plots.LEVEL``.
+    """
+    e = entry.explanation
+    found: list[dict[str, Any]] = [{"values": rounded(e.values[0, :, column])} for column in range(len(entry.classes))]
+    if e.stderr is not None:
+        ends = e.interval()
+        for column, one in enumerate(found):
+            one["stderr"] = rounded(e.stderr[0, :, column])
+            one["interval"] = [rounded(end[0, :, column]) for end in ends]
+            one["reliability"] = text.reliability(entry, entry.classes[column])
+    return found
 
 
 class JsonLines:
@@ -273,7 +286,7 @@ def _patch(patch: Patch) -> dict[str, Any]:
     return {**found, **error, "box": [round(edge, 1) for edge in patch.box], "place": patch.place}
 
 
-def _rounded(values: torch.Tensor) -> list[float]:
+def rounded(values: torch.Tensor) -> list[float]:
     """Return values with seven digits, the precision of float32."""
     return [float(f"{value:.7g}") for value in values.tolist()]
 

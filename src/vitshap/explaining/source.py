@@ -85,6 +85,12 @@ class Source:
         """The method's name, with the prior that it corrects if it has one."""
         return self.method.name if self.prior is None else f"{self.method.name}, prior: {self.prior}"
 
+    @property
+    def held_out(self) -> int | None:
+        """Images that a stored explainer's standard errors were calibrated on; None without a calibration."""
+        calibration = self.method.calibration if isinstance(self.method, Explainer) else None
+        return None if calibration is None else calibration.images
+
     def with_progress(self, progress: Callable[[Any], None]) -> Source:
         """Return the same source, which calls ``progress`` with every partial estimate if its method samples."""
         if not isinstance(self.method, SamplingMethod):

@@ -26,7 +26,7 @@ from vitshap.explaining.curves import removal_curve
 from vitshap.explaining.entries import Explained, Failed
 from vitshap.explaining.photos import LARGE, Opened, Photo, photo_pixels, read_photo
 from vitshap.explaining.source import Source
-from vitshap.explanation import Explanation, Original
+from vitshap.explanation import Explanation, Original, stderr_from
 from vitshap.methods import Target
 from vitshap.models import MaskedModel, Preprocess
 from vitshap.models.base import net_device_dtype
@@ -198,7 +198,8 @@ def explain_prepared(
         image = image.select(image.classes[0].tolist())  # each class once
         warning = source.low_confidence(image.prediction)
         warnings = () if warning is None else (warning,)
-        entry = Explained(photo.path, photo.picture, photo.size, image, warnings, photo.notes)
+        errors = stderr_from(image, source.held_out)
+        entry = Explained(photo.path, photo.picture, photo.size, image, warnings, photo.notes, stderr_from=errors)
         if curves:
             entry = replace(entry, curve=removal_curve(source.model, pixels[i : i + 1], image, entry.main))
         entries.append(entry)

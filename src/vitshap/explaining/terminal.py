@@ -152,6 +152,8 @@ def source_lines(source: Source) -> Iterator[str]:
         shown = ", ".join(class_label(names, index) for index in range(min(count, NAMES_SHOWN)))
         more = f", and {count - NAMES_SHOWN:,} more" if count > NAMES_SHOWN else ""
         yield f"{count:,} class{'' if count == 1 else 'es'}: {shown}{more}"
+    if source.held_out is not None:
+        yield f"95 % intervals are calibrated on {source.held_out:,} held-out images"
     for warning in source.warnings:
         yield f"warning: {warning}"
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
-
 from vitshap.estimators.estimate import reliability_from_errors
 from vitshap.explaining.curves import supporting_players
 from vitshap.explaining.entries import Explained, patches
 from vitshap.explanation import Explanation
 from vitshap.plots.colours import Z
 
-WEAK = 0.05
-"""A map is called weak if its largest value is below this share of the strongest map's."""
 STILL = 0.8
 """The output is said to be "still" so much if it stays above this share of that for the whole photo."""
 SMALL = 2.0
 """A photo is called too small if the side of a patch is below this many of its pixels."""
 NOISY = 0.5
-"""A sampled map is called mostly noise below this reliability: then less than half of the variance between patches is
+"""A map is called mostly noise below this reliability: then less than half of the variance between patches is
 signal, and its expected correlation with the converged map is below 0.71, the square root of that."""
 _QUANTITY = {"probability": "probability", "logit": "logit", "output": "output"}
 
@@ -175,6 +171,12 @@ def meaning(explanation: Explanation) -> str:
     )
 
 
+def intervals(entry: Explained) -> str:
+    """Return where the intervals come from, and when they may be wrong; nothing if there are none."""
+    said = entry.stderr_from or ""
+    return f"{said}; for images unlike these they may be too narrow" if said.startswith("calibrated") else said
+
+
 def accuracy(entry: Explained, index: int) -> str | None:
     """Return how accurate the values for a class are; None if the method does not estimate that."""
     explanation = entry.explanation
@@ -191,21 +193,8 @@ def accuracy(entry: Explained, index: int) -> str | None:
     return f"standard error up to {with_unit(size_text(largest, explanation.unit), explanation.unit)}{share}{estimated}"
 
 
-def uncertain(entry: Explained, index: int) -> str | None:
-    """Return how many patches are drawn paler because their 95 % interval includes zero."""
-    explanation = entry.explanation
-    if explanation.stderr is None:
-        return None
-    column = entry.classes.index(index)
-    values, errors = explanation.values[0, :, column], explanation.stderr[0, :, column]
-    pale = int(((values.abs() <= Z * errors) & (errors > 0)).sum())
-    if pale == 0:
-        return None
-    return f"paler: the {pale} of {_existing(explanation)} patches whose 95 % interval includes zero"
-
-
 def reliability(entry: Explained, index: int) -> float | None:
-    """Return the estimated share of the variance between patches that is not sampling error, 0 to 1; None if unknown."""
+    """Return the estimated share of the variance between patches that is not error, 0 to 1; None if unknown."""
     if entry.explanation.stderr is None:
         return None
     return max(0.0, float(reliability_from_errors(entry.explanation)[0, entry.classes.index(index)]))
@@ -221,17 +210,3 @@ def convergence(explanation: Explanation) -> str | None:
     if explanation.converged is None:
         return None
     return "the requested accuracy was reached" if bool(explanation.converged[0]) else "NOT as accurate as requested"
-
-
-def weak(entry: Explained, index: int) -> str | None:
-    """Return a remark about a map that looks strong only on its own scale."""
-    sizes = entry.explanation.values[0].abs().amax(0)  # [T]
-    own, strongest = float(sizes[entry.classes.index(index)]), float(sizes.max())
-    if own >= WEAK * strongest or strongest == 0:
-        return None
-    return f"weak: at most 1/{strongest / own:.0f} of the strongest map" if own > 0 else "all values are zero"
-
-
-def common_limit(explanation: Explanation) -> float:
-    """Return the largest magnitude in the maps of an image: the common scale of all of them."""
-    return float(torch.nan_to_num(explanation.values[0]).abs().max()) or 1.0

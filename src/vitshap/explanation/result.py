@@ -158,7 +158,7 @@ class Explanation:
             raise ValueError(f"{self.method} is not additive: its values have no meaningful sum")
         return self.values.double().sum(1) - (self.full_values.double() - self.base_values.double())
 
-    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+    def interval(self, level: float = plots.LEVEL) -> tuple[Tensor, Tensor]:
         """Return the lower and upper ends of the intervals that hold the exact values with this probability.
 
         float32 ``[B, d, T]`` each; normal intervals, ``value - z stderr`` to ``value + z stderr``.
@@ -244,7 +244,7 @@ class Explanation:
             look=look,
         )
 
-    def plot_intervals(self, k: int = 10, /, *, target: ClassLike | None = None, level: float = 0.95) -> Figure:
+    def plot_intervals(self, k: int = 10, /, *, target: ClassLike | None = None, level: float = plots.LEVEL) -> Figure:
         """Draw the ``k`` largest values of one image, of either sign, with their intervals; pale ones include zero."""
         if len(self) != 1:
             raise ValueError(f"one image is drawn, not {len(self)}: use explanation[i].plot_intervals()")

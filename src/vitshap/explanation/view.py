@@ -30,6 +30,18 @@ class Original(NamedTuple):
     """Width and height of the upright original, in whose pixels the box of an explanation is."""
 
 
+def stderr_from(e: Explanation, held_out: int | None = None) -> str | None:
+    """Return where the standard errors come from, in words; None if there are none, or all are zero.
+
+    ``held_out`` is the number of images that a stored explainer was calibrated on, if it is known.
+    """
+    if e.stderr is None or not bool(e.stderr.any()):
+        return None
+    if e.method == "explainer":
+        return f"calibrated on {'' if held_out is None else f'{held_out:,} '}held-out images"
+    return "from the prior and the evaluations" if e.posterior else "from sampling"
+
+
 def view_data(e: Explanation, size: tuple[int, int] | None = None) -> dict[str, Any]:
     """Return the explanation of one image for the viewer; ``size`` is that of the photo, by default as its box ends."""
     (rows, columns), outputs = e.grid, e.prediction[0]
@@ -47,6 +59,7 @@ def view_data(e: Explanation, size: tuple[int, int] | None = None) -> dict[str, 
         "unit": e.unit,
         "outputs": "output" if e.unit == "output" else "probability",
         "additive": e.additive,
+        "stderr_from": stderr_from(e),
         "predictions": [
             {"index": i, "name": e._name(i), "probability": rounded(float(outputs[i]))} for i in predictions
         ],

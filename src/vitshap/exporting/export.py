@@ -46,7 +46,8 @@ _README = """{name} as ONNX graphs ({precision} weights), exported by vitshap {v
 
 explainer.onnx   pixels [B, C, H, W] -> values [B, players, classes], predictions [B, classes], base [B, classes]
 game.onnx        pixels [B, C, H, W], coalitions bool [B, S, players] -> predictions [B, S, classes]
-description.json preprocessing, class names, the player of each patch, and how the graphs compare with torch
+description.json preprocessing, class names, the player of each patch, and how the graphs compare with torch; the numbers
+                 from which explain.py computes standard errors, if the explainer was calibrated
 
 Values add up to predictions - base. The batch B and the number of coalitions S are free.
 """

@@ -5,15 +5,20 @@
 It needs numpy, onnxruntime and pillow. The functions can be imported too.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 from PIL import Image, ImageOps
 
 HERE = Path(__file__).resolve().parent
+HALF_WIDTH = 1.959964
+"""Standard errors on each side of a 95 % interval."""
 DESCRIPTION = json.loads((HERE / "description.json").read_text(encoding="utf-8"))
 
 
@@ -54,10 +59,39 @@ def explain(session: onnxruntime.InferenceSession, pixels: np.ndarray) -> list[n
     return list(session.run(["values", "predictions", "base"], {"pixels": pixels}))
 
 
+def standard_errors(values: np.ndarray, predictions: np.ndarray) -> np.ndarray | None:
+    """Return how far values [B, players, classes] may be from the exact ones, from the errors on held-out images.
+
+    None if the explainer was not calibrated. A 95 % interval is value - 1.96 errors to value + 1.96 errors.
+    """
+    given = DESCRIPTION["calibration"]
+    if given is None:
+        return None
+    values, p = values.astype(np.float64), predictions.astype(np.float64)[:, None]
+    constant, size, unsure, doubt, own = given["coefficients"]
+    squares = (values - values.mean(1, keepdims=True)) ** 2
+    mean = np.maximum(squares.mean(1, keepdims=True), 1e-16)
+    log_variance = constant + size * np.log(mean) + own * np.log(squares / mean + 0.05)
+    log_variance += np.array(given["players"])[:, None] + np.array(given["classes"])
+    if DESCRIPTION["unit"] == "probability":
+        inside = np.clip(p, 1e-4, 1 - 1e-4)
+        log_variance += unsure * np.log(inside * (1 - inside))
+        log_variance += doubt * np.log(np.maximum(1 - p.max(2, keepdims=True), 1e-4))
+    return np.asarray(given["factor"] * np.exp(log_variance / 2))
+
+
 def play(session: onnxruntime.InferenceSession, pixels: np.ndarray, coalitions: np.ndarray) -> np.ndarray:
     """Return predictions [B, S, classes] of coalitions, bool [B, S, players]; False: the player's patches are hidden."""
     (predictions,) = session.run(["predictions"], {"pixels": pixels, "coalitions": coalitions})
     return np.asarray(predictions)
+
+
+def numbers(values: np.ndarray, stderr: np.ndarray | None) -> dict[str, list[Any]]:
+    """Return the values of a class for JSON; with standard errors also these and 95 % intervals, lower and upper ends."""
+    if stderr is None:
+        return {"values": values.tolist()}
+    ends = [(values + side * HALF_WIDTH * stderr).tolist() for side in (-1, 1)]
+    return {"values": values.tolist(), "stderr": stderr.tolist(), "interval": ends}
 
 
 def main() -> None:
@@ -74,17 +108,24 @@ def main() -> None:
                 pixels = prepare(photo)
         except OSError as error:
             raise SystemExit(f"error: {path} cannot be read: {error}") from None
-        values, predictions, base = (rows[0] for rows in explain(session, pixels[None]))
+        found = explain(session, pixels[None])
+        values, predictions, base = (rows[0] for rows in found)
+        errors = standard_errors(found[0], found[1])
         best = [int(index) for index in np.argsort(-predictions)[: options.top]]
         if options.json:
-            found = [{"class": names[i], "base": float(base[i]), "values": values[:, i].tolist()} for i in best]
-            print(json.dumps({"photo": path, "predictions": predictions.tolist(), "classes": found}))
+            classes = [{"class": names[i], "base": float(base[i])} for i in best]
+            for one, i in zip(classes, best, strict=True):
+                one.update(numbers(values[:, i], None if errors is None else errors[0, :, i]))
+            print(json.dumps({"photo": path, "predictions": predictions.tolist(), "classes": classes}))
             continue
         for index in best:
             print(f"{path}: {names[index]} {predictions[index]:.4f} (without any patch {base[index]:.4f})")
             labels = np.array(DESCRIPTION["players"])
             map_ = np.where(labels < 0, 0.0, values[labels, index]).reshape(DESCRIPTION["grid"])
             print("\n".join(" ".join(f"{value:+.4f}" for value in row) for row in map_))
+            if errors is not None:
+                images = DESCRIPTION["calibration"]["images"]
+                print(f"standard error up to {errors[0, :, index].max():.4f}, calibrated on {images:,} held-out images")
 
 
 if __name__ == "__main__":

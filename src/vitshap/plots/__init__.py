@@ -6,7 +6,7 @@ are imported only when they are needed.
 """
 
 from vitshap.plots.charts import CurvePoints, curves_figure, training_curves
-from vitshap.plots.colours import DEFAULT, UNIT_LABELS, Base, Look, Style, common_limit, symmetric_limit
+from vitshap.plots.colours import DEFAULT, LEVEL, UNIT_LABELS, Base, Look, Style, common_limit, symmetric_limit
 from vitshap.plots.comparisons import (
     Band,
     Panel,
@@ -25,6 +25,7 @@ from vitshap.plots.pictures import Box, Picture, as_pixels, colour_scale_png, co
 __all__ = [
     "DEFAULT",
     "FORMATS",
+    "LEVEL",
     "SOFTWARE",
     "UNIT_LABELS",
     "Band",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -30,8 +31,10 @@ IMAGE_ALPHA, OVERLAY_ALPHA = 0.85, 0.9
 """The paper's opacities of the photo and of the map over it."""
 UNCERTAIN = 0.5
 """Factor on the opacity of a value whose 95 % interval includes zero."""
-Z = 1.96
-"""Standard errors on each side of a 95 % interval."""
+LEVEL = 0.95
+"""Of the intervals that are shown."""
+Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+"""Standard errors on each side of such an interval."""
 
 UNIT_LABELS = {
     "probability": "change in probability",

@@ -9,13 +9,11 @@ from torch import Tensor
 from vitshap.estimators.estimate import Estimate, reliability_from_errors
 from vitshap.explaining import text
 from vitshap.explaining.entries import Explained
+from vitshap.explaining.sinks import class_numbers
+from vitshap.explaining.sinks import rounded as numbers
 from vitshap.explaining.source import Source
+from vitshap.plots import LEVEL
 from vitshap.serving.models import ServedModel
-
-
-def numbers(values: Tensor) -> list[float]:
-    """Return values with seven digits, the precision of float32."""
-    return [float(f"{value:.7g}") for value in values.tolist()]
 
 
 def model_info(model: ServedModel, default: bool) -> dict[str, Any]:
@@ -39,18 +37,17 @@ def model_info(model: ServedModel, default: bool) -> dict[str, Any]:
 def explanation(model: ServedModel, entry: Explained, source: Source, picture: str | None = None) -> dict[str, Any]:
     """Return an explanation; ``picture`` is the photo, if browsers cannot show it as it was sent."""
     e = entry.explanation
-    reliable = [None] * len(entry.classes) if e.stderr is None else numbers(reliability_from_errors(e)[0])
+    absent = dict.fromkeys(("stderr", "interval", "reliability"))
     classes = [
         {
             "index": index,
             "name": entry.label(index),
             "probability": numbers(e.prediction[0, index : index + 1])[0],
             "base": None if e.base_values is None else numbers(e.base_values[0, column : column + 1])[0],
-            "values": numbers(e.values[0, :, column]),
-            "stderr": None if e.stderr is None else numbers(e.stderr[0, :, column]),
-            "reliability": reliable[column],
+            **absent,
+            **values,
         }
-        for column, index in enumerate(entry.classes)
+        for column, (index, values) in enumerate(zip(entry.classes, class_numbers(entry), strict=True))
     ]
     return {
         "model": model.name,
@@ -66,7 +63,9 @@ def explanation(model: ServedModel, entry: Explained, source: Source, picture: s
         "classes": classes,
         "evaluations": e.evaluations,
         "seconds": round(e.seconds, 4),
-        "reliability": reliable[0],
+        "reliability": classes[0]["reliability"],
+        "interval_level": None if e.stderr is None else LEVEL,
+        "stderr_from": entry.stderr_from,
         "warnings": [*source.warnings, *entry.warnings],
         "notes": [*entry.notes, *text.hints(entry)],
         "picture": picture,

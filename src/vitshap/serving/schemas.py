@@ -92,7 +92,10 @@ class ClassValues(_Schema):
     base: float | None = Field(description="Output with all patches withheld; null if the method is not additive.")
     values: list[float] = Field(description="Value of each player.")
     stderr: list[float] | None = Field(description="Standard errors of the values, if the method estimates them.")
-    reliability: float | None = Field(description="Share of the variance between players that is not sampling error.")
+    interval: list[list[float]] | None = Field(
+        min_length=2, max_length=2, description="Lower and upper ends of intervals of the values, if stderr is known."
+    )
+    reliability: float | None = Field(description="Share of the variance between players that is not error.")
 
 
 class ExplanationResponse(_Schema):
@@ -114,6 +117,8 @@ class ExplanationResponse(_Schema):
     evaluations: int
     seconds: float
     reliability: float | None = Field(description="Of the first explained class.")
+    interval_level: float | None = Field(description="Probability with which an interval holds the exact value.")
+    stderr_from: str | None = Field(description="Where the standard errors come from, in words.")
     warnings: list[str] = Field(description="Why the explanation may be unreliable.")
     notes: list[str] = Field(description="How the photo was read, if that is not obvious.")
     picture: str | None = Field(description="A data: address of the photo, if browsers cannot show its format (DICOM).")

@@ -1,7 +1,7 @@
 // What can be taken away: a picture, the numbers, and a report that works without a server.
 
 import { element, saveFile } from "./dom.js";
-import { classOf, headlineOf, windowOf } from "./explanation.js";
+import { classOf, headlineOf, windowOf, withIntervals } from "./explanation.js";
 import { paintMap, paintStrip } from "./painting.js";
 import { scaleText } from "./small-maps.js";
 
@@ -50,7 +50,7 @@ export function savePicture(viewer) {
 function plainData({ rows, columns, count, cells, picture, ...rest }) { return rest; }
 
 export function saveNumbers(viewer) {
-  saveFile(fileName(viewer, ".json"), JSON.stringify(plainData(viewer.explanation), null, 1), "application/json");
+  saveFile(fileName(viewer, ".json"), JSON.stringify(withIntervals(plainData(viewer.explanation)), null, 1), "application/json");
 }
 
 // The modules of the viewer as one script: imports are resolved by order, `export` is taken away. Python does the same

@@ -2,11 +2,14 @@
 //
 // { method, grid: [rows, columns], players: [player of each patch, row by row; -1: none], image_size: [width, height],
 //   box: [left, top, right, bottom] of the photo that the model sees, unit, additive, class_names, prediction,
-//   classes: [{ index, name, probability, base, values, stderr }], evaluations, seconds, reliability, warnings }
+//   classes: [{ index, name, probability, base, values, stderr, reliability }], stderr_from: in words, evaluations, seconds,
+//   reliability, warnings }
 
 import { outputText, plainNumber, valueText } from "./text.js";
 
-const STANDARD_ERRORS = 1.96; // on each side of a 95 % interval
+const LEVEL = 0.95; // of intervals
+const STANDARD_ERRORS = 1.959964; // on each side of such an interval
+export const NOISY = 0.5; // a map is called mostly noise below this reliability
 const MOSTLY_SEEN = 0.5; // if the model sees less of the photo, maps show only that part
 const UNSEEN = 0.25; // a sentence says so if the model does not see at least this share
 const HALF = 0.5;
@@ -98,11 +101,22 @@ export function placeOf(explanation, player) {
   return `${down} ${across}`;
 }
 
+// Lower and upper ends of the 95 % intervals of a class's values; null without standard errors.
+function intervalOf({ values, stderr }) {
+  return stderr ? [-1, 1].map((side) => values.map((value, player) => value + side * STANDARD_ERRORS * stderr[player])) : null;
+}
+
+// An explanation as it is saved: with intervals, which reports and pages without a server do not store.
+export function withIntervals(explanation) {
+  const known = explanation.classes.some((one) => one.stderr);
+  const classes = explanation.classes.map((one) => ({ ...one, interval: one.interval ?? intervalOf(one) }));
+  return { ...explanation, classes, interval_level: known ? LEVEL : null };
+}
+
 // The 95 % interval of a patch's value, "5.9 to 7.1"; null without a standard error.
 export function intervalText(found, player, unit) {
-  const error = found.stderr?.[player];
-  if (!(error > 0)) { return null; }
-  const ends = [-1, 1].map((side) => found.values[player] + side * STANDARD_ERRORS * error);
+  if (!(found.stderr?.[player] > 0)) { return null; }
+  const ends = intervalOf(found).map((end) => end[player]);
   return ends.map((end) => unit === "probability" ? (100 * end).toFixed(1).replace("-", "\u2212") : plainNumber(end)).join(" to ");
 }
 
@@ -116,7 +130,7 @@ export function patchText(explanation, index, cell, hidden) {
   const points = unit === "probability" ? " points" : "";
   let said = `${where}: ${valueText(found.values[player], unit)}${points}`;
   const interval = intervalText(found, player, unit);
-  if (interval !== null) { said += ` (95 % interval ${interval})`; }
+  if (interval !== null) { said += ` (95\u00a0% interval ${interval})`; }
   return hidden?.[player] ? `${said}, hidden` : said;
 }
 
@@ -143,7 +157,16 @@ export function headlineOf(explanation, curve = null) {
     ? `${parts} ${key.length === 1 ? "makes" : "make"} up half of the support for ${name}`
     : `without ${key.length === 1 ? "this" : "these"} ${parts} its ${explanation.outputs} would ${without > STILL * probability ? "still " : ""}`
       + `be ${outputText(without, explanation.outputs)}`;
-  return `${said} ${lookedAt(places)}: ${rest}.`;
+  return `${said} ${lookedAt(places)}: ${rest}.${caution(classOf(explanation, index), key)}`;
+}
+
+// Why the most important players may not be that, in words; nothing if they are certain.
+function caution({ values, stderr, reliability }, key) {
+  if (!stderr) { return ""; }
+  if (reliability < NOISY) { return ` But this map is mostly noise: its estimated reliability is ${reliability.toFixed(2)}.`; }
+  const doubtful = key.filter((player) => values[player] <= STANDARD_ERRORS * stderr[player]).length;
+  return 2 * doubtful < key.length ? ""
+    : ` Most of this is uncertain: the 95\u00a0% interval of ${doubtful} of these ${key.length} includes zero.`;
 }
 
 // How many players, by decreasing value, make up half of the positive values; 0 if none is positive.

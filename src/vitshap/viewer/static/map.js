@@ -20,7 +20,7 @@ export class PatchMap {
       pointermove: (event) => this.move(event),
       pointerup: () => this.up(),
       pointercancel: () => this.up(),
-      pointerleave: () => { if (!this.stroke && document.activeElement !== this.canvas) { this.moveTo(null); } },
+      pointerleave: (event) => { if (event.pointerType === "mouse" && !this.stroke && document.activeElement !== this.canvas) { this.moveTo(null); } },
       keydown: (event) => this.key(event),
       blur: () => this.moveTo(null),
     })) { this.canvas.addEventListener(name, handler); }

@@ -1,13 +1,12 @@
 // Small maps: the other classes of an explanation, and the same class by several methods, on one scale or each on its own.
 
 import { button, checkbox, element } from "./dom.js";
-import { classOf, isUncertain, largestValue, windowOf } from "./explanation.js";
+import { classOf, isUncertain, largestValue, NOISY, windowOf } from "./explanation.js";
 import { commonLimit, paintMap } from "./painting.js";
 import { outputText, plural, secondsText, sizeText, withUnit } from "./text.js";
 
 const SMALL_PIXELS = 320;
 const WEAK = 0.05; // a map is called weak if its largest value is below this share of the strongest map's
-const NOISY = 0.5; // and mostly noise below this reliability
 const OTHERS = 8;
 const FIRST_METHODS = ["explainer", "refine", "kernelshap", "attnlrp"];
 const FIRST_BUDGET = 2048;
@@ -28,18 +27,26 @@ export function scaleText(limit, unit) {
   return `\u2212${size} \u2026 0 \u2026 ${withUnit(`+${size}`, unit)}`;
 }
 
-// How accurate sampled values are; null if the method does not estimate that.
-export function accuracyText(explanation, index) {
+// How accurate values are, in short for a small map; null if that is not known. `from`: where the errors come from.
+function shortAccuracy(explanation, index, from = "") {
   const found = classOf(explanation, index);
   if (!found.stderr) { return null; }
   const largest = Math.max(...found.stderr);
   if (largest === 0) { return "exact"; }
-  const pale = found.values.filter((value, player) => isUncertain(value, found.stderr[player])).length;
   const reliability = found.reliability ?? explanation.reliability;
   const noisy = typeof reliability === "number"
     ? `; estimated reliability ${reliability.toFixed(2)}${reliability < NOISY ? " (mostly noise)" : ""}` : "";
-  const paler = pale ? `; paler: the ${pale} of ${found.values.length} patches whose 95 % interval includes zero` : "";
-  return `standard error up to ${withUnit(sizeText(largest, explanation.unit), explanation.unit)}${noisy}${paler}`;
+  return `standard error up to ${withUnit(sizeText(largest, explanation.unit), explanation.unit)}${from}${noisy}`;
+}
+
+// The same with where the errors come from and what is drawn paler, for the large map.
+export function accuracyText(explanation, index) {
+  const said = shortAccuracy(explanation, index, explanation.stderr_from ? `, ${explanation.stderr_from}` : "");
+  if (said === null) { return null; }
+  const { values, stderr } = classOf(explanation, index);
+  const pale = values.filter((value, player) => isUncertain(value, stderr[player])).length;
+  const paler = pale ? `. Paler: the ${pale} of ${values.length} patches whose 95\u00a0% interval includes zero` : "";
+  return `${said.charAt(0).toUpperCase()}${said.slice(1)}${paler}.`;
 }
 
 export class OtherClasses {
@@ -62,7 +69,7 @@ export class OtherClasses {
     this.maps.replaceChildren(...others.map((one) => {
       const own = largestValue(one.values);
       const limit = viewer.look.ownScale ? own || 1 : strongest;
-      const lines = [scaleText(limit, explanation.unit), accuracyText(explanation, one.index)];
+      const lines = [scaleText(limit, explanation.unit), shortAccuracy(explanation, one.index)];
       if (own < WEAK * strongest) {
         lines.push(own > 0 ? `weak: at most 1/${Math.round(strongest / own)} of the strongest map` : "all values are zero");
       }
@@ -130,7 +137,7 @@ export class Methods {
     const { method } = explanation;
     const active = explanation === viewer.explanation;
     const facts = `${plural(explanation.evaluations, "evaluation")}, ${secondsText(explanation.seconds)}`;
-    const lines = [facts, own ? `own scale ${scaleText(limit, explanation.unit)}` : null, accuracyText(explanation, viewer.index)];
+    const lines = [facts, own ? `own scale ${scaleText(limit, explanation.unit)}` : null, shortAccuracy(explanation, viewer.index)];
     const caption = element("figcaption", {}, element("span", { class: "name" }, method),
       element("span", { class: "n" }, active ? "shown" : ""),
       ...lines.filter(Boolean).map((line) => element("span", { class: "line" }, line)));

@@ -150,14 +150,17 @@ export class Viewer extends EventTarget {
       element("span", { class: "high" }, score ? "higher score" : `raises '${name}'`), this.strip,
       element("span", {}, `\u2212${size}`), element("span", {}, "0"), element("span", {}, withUnit(`+${size}`, explanation.unit)));
     this.certain.hidden = !stderr;
-    this.accuracy.textContent = accuracyText(explanation, index) ?? "";
-    this.crop.textContent = cropText(explanation) ?? "";
+    this.map.readout.classList.toggle("long", Boolean(stderr));
+    for (const [place, said] of [[this.accuracy, accuracyText(explanation, index)], [this.crop, cropText(explanation)]]) {
+      place.hidden = said === null;
+      place.textContent = said ?? "";
+    }
   }
 
   drawTable() {
     const { explanation, index } = this;
     const { name, values, stderr } = classOf(explanation, index);
-    const intervals = stderr ? ", with 95 % intervals" : "";
+    const intervals = stderr ? ", with 95\u00a0% intervals" : "";
     this.tableTitle.textContent = `The ${Math.min(this.listed, explanation.count)} patches that support ${name} most${intervals}`;
     const focused = this.table.contains(document.activeElement) ? [...this.table.children].indexOf(document.activeElement) : -1;
     this.table.replaceChildren(...orderOf(explanation, index).slice(0, this.listed).map((player, rank) => {
