@@ -113,8 +113,9 @@ def test_attention_of_the_last_block_is_that_of_the_method(name: str) -> None:
     torch.testing.assert_close(expected.mean(1), torch.ones(2, dtype=torch.float64))
     prior = token_prior(game, tokens)
     assert prior.similarity is not None
-    variance = prior.similarity[:, 0].diagonal(dim1=1, dim2=2)
-    torch.testing.assert_close(variance, expected.sqrt() + 0.1, rtol=1e-5, atol=1e-7)
+    variance = prior.similarity.diagonal(dim1=2, dim2=3)  # [B, 4, d]
+    wanted = [expected.sqrt() + 0.1, expected.sqrt() + 0.1, expected + 0.1, expected + 0.1]
+    torch.testing.assert_close(variance, torch.stack(wanted, 1), rtol=1e-5, atol=1e-7)
 
 
 def test_without_evaluations_it_is_the_prior_and_with_all_of_them_exact() -> None:

@@ -3,8 +3,8 @@
 Patches whose tokens look alike have alike values. Their similarity is ``exp(p (cos - 1))`` of the tokens, centred over the
 image, averaged over four depths; which p from 1 to 2 hardly matters. In some networks (of two layers, for example) tokens
 that look alike have alike values only if they are near each other too: the second candidate is that similarity times a
-Gaussian of the distance, and the evaluations decide between the two. Patches that the head reads more of, by the
-attention of the last block, have larger values.
+Gaussian of the distance. Patches that the head reads more of, by the attention of the last block, have larger values: their
+variance grows as that attention or as its root. The evaluations decide between these.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ NEAR = 1.5
 """Standard deviation of the Gaussian of the distance between players, in widths of a player."""
 DEPTHS = (1 / 4, 1 / 2, 3 / 4, 1)
 """Of the blocks whose tokens are compared, as shares of all blocks."""
+READ = (0.5, 1.0)
+"""Powers of a player's attention, relative to its mean, that may be the variance of its value."""
 UNREAD = 0.1
-"""Added to the root of a player's attention, relative to its mean, for the variance of its value."""
+"""Added to that variance."""
 UNEXPLAINED = 0.12
 """Variance of the error of values without standard errors, relative to that of the values: of trained explainers."""
 UNEXPLAINED_SPREAD = 1.0
@@ -72,8 +74,9 @@ def token_prior(game: Game, tokens: Tokens | None) -> Prior:
     """Return equal shares of v(1) - v(0), with deviations as alike as tokens are, and larger where attention is."""
     if tokens is None:
         return equal_shares(game)
-    root = (tokens.attention.sqrt() + UNREAD).sqrt()  # of the variance
-    return Prior(equal_shares(game).mean, root[:, None, :, None] * tokens.similarity * root[:, None, None])
+    roots = [(tokens.attention**power + UNREAD).sqrt() for power in READ]  # of the variance, [B, d]
+    candidates = [root[:, None, :, None] * tokens.similarity * root[:, None, None] for root in roots]
+    return Prior(equal_shares(game).mean, torch.cat(candidates, 1))
 
 
 def explained_prior(
