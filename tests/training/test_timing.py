@@ -12,7 +12,7 @@ from rich.console import Console
 
 from vitshap.data import Splits, load_digits
 from vitshap.training.progress import TensorBoard
-from vitshap.training.recipes import load_recipe, timing
+from vitshap.training.recipes import clock, load_recipe, timing
 from vitshap.training.recipes.run import build_model
 
 
@@ -27,12 +27,12 @@ from vitshap.training.recipes.run import build_model
     ],
 )
 def test_durations_are_rounded_to_one_unit(seconds: float, text: str) -> None:
-    assert timing.duration(seconds) == text
+    assert clock.duration(seconds) == text
 
 
 def test_a_range_has_one_unit() -> None:
-    assert timing.duration(400, 250) == "4 to 7 min"
-    assert timing.duration(40, 39.8) == "40 s"
+    assert clock.duration(400, 250) == "4 to 7 min"
+    assert clock.duration(40, 39.8) == "40 s"
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +58,10 @@ def test_every_training_is_estimated_from_its_own_steps(digits: Splits, procedur
 
 
 def test_the_estimate_is_a_range_that_compilation_widens() -> None:
-    stage = timing.StageTime("explainer", 600, "1,000 steps of 0.6 s")
+    stage = clock.StageTime("explainer", 600, "1,000 steps of 0.6 s")
     assert timing.lines([stage])[-1].startswith("in total about 8 to 14 min")
     low, high = stage.span
-    compiled = timing.compiled(stage)
+    compiled = clock.compiled(stage)
     assert compiled.span[0] < low < high < compiled.span[1]
     assert "before compilation" in timing.lines([compiled])[0]
 
@@ -81,18 +81,18 @@ def test_long_trainings_are_compiled_where_that_was_left_open(digits: Splits, mo
     assert timing.print_estimate(recipe, model, digits, {"surrogate"}, console).classifier.compiled is False
 
 
-def _steps(stage: timing.StageTime) -> int:
+def _steps(stage: clock.StageTime) -> int:
     return int(stage.detail.partition(" steps")[0].replace(",", ""))
 
 
 def test_repeats_test_images_and_validation_are_counted(digits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock on which every image takes a second, whatever is done with it."""
-    monkeypatch.setattr(timing._Clock, "_seconds", lambda self, work, n: n * 1.0)
-    monkeypatch.setattr(timing._Clock, "_writing", lambda self: 0.0)
-    monkeypatch.setattr(timing, "QUICK", 0.0)
+    monkeypatch.setattr(clock.Clock, "_seconds", lambda self, work, n: n * 1.0)
+    monkeypatch.setattr(clock.Clock, "_writing", lambda self: 0.0)
+    monkeypatch.setattr(clock, "QUICK", 0.0)
     done = {"classifier", "surrogate"}
 
-    def explainer(*settings: str, splits: Splits = digits) -> timing.StageTime:
+    def explainer(*settings: str, splits: Splits = digits) -> clock.StageTime:
         recipe = load_recipe("digits", settings=["explainer.values.allocation=shapley", *settings])
         images, stage = timing.estimate(recipe, model, splits, done=done)
         assert images.name == "images"
@@ -111,13 +111,13 @@ def test_repeats_test_images_and_validation_are_counted(digits: Splits, monkeypa
 def test_a_step_that_would_take_long_is_timed_in_part(digits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe("digits", settings=["masked=true"])
     model = build_model(recipe.model, digits.train)
-    clock, sizes = timing._Clock(model, digits), []
-    monkeypatch.setattr(clock, "_seconds", lambda work, n: sizes.append(n) or n * 0.1)
-    assert clock._timed(lambda n: None, 128) == pytest.approx(12.8)
-    assert sizes == [timing.PART, timing.PART, 10], "about a second's work"
+    timer, sizes = clock.Clock(model, digits), []
+    monkeypatch.setattr(timer, "_seconds", lambda work, n: sizes.append(n) or n * 0.1)
+    assert timer._timed(lambda n: None, 128) == pytest.approx(12.8)
+    assert sizes == [clock.PART, clock.PART, 10], "about a second's work"
     sizes.clear()
-    assert clock._timed(lambda n: None, 16) == pytest.approx(1.6)
-    assert sizes == [timing.PART, timing.PART, 16, 16, 16]
+    assert timer._timed(lambda n: None, 16) == pytest.approx(1.6)
+    assert sizes == [clock.PART, clock.PART, 16, 16, 16]
     names = [stage.name for stage in timing.estimate(recipe, model, digits)]
     assert names == ["images", "classifier", "explainer"]
 

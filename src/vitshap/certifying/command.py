@@ -25,7 +25,7 @@ from vitshap.explainers.card import MEASURES
 from vitshap.explaining.photos import SUFFIXES
 from vitshap.files import locked_folder, write_text
 from vitshap.models.base import resolve_device
-from vitshap.training.recipes.timing import duration
+from vitshap.training.recipes.clock import duration
 from vitshap.training.values import reference
 
 PAGE, JSON = "certificate.html", "certificate.json"

@@ -1,8 +1,8 @@
 """Where the prior of ``refine`` comes from: another explanation, an explainer, or the network's own tokens.
 
-Patches whose tokens look alike have alike values. Their similarity is ``exp(p (cos - 1))`` of the tokens, centred over the
+Patches with similar tokens have similar values. Their similarity is ``exp(p (cos - 1))`` of the tokens, centred over the
 image, averaged over four depths; which p from 1 to 2 hardly matters. In some networks (of two layers, for example) tokens
-that look alike have alike values only if they are near each other too: the second candidate is that similarity times a
+that are similar have similar values only if they are near each other too: the second candidate is that similarity times a
 Gaussian of the distance. Patches that the head reads more of, by the attention of the last block, have larger values: their
 variance grows as that attention or as its root. The evaluations decide between these.
 """
@@ -65,13 +65,13 @@ class Tokens(NamedTuple):
     """What the tokens of images tell of their players."""
 
     similarity: Tensor
-    """How alike players are, and how alike and near; correlations, float64 ``[B, 2, d, d]``."""
+    """Similarity of players by their tokens, and by tokens and distance; correlations, float64 ``[B, 2, d, d]``."""
     attention: Tensor
     """How much the head reads of a player through the last block, relative to the mean over players, float64 ``[B, d]``."""
 
 
 def token_prior(game: Game, tokens: Tokens | None) -> Prior:
-    """Return equal shares of v(1) - v(0), with deviations as alike as tokens are, and larger where attention is."""
+    """Return equal shares of v(1) - v(0), with deviations correlated as the tokens are, and larger where attention is."""
     if tokens is None:
         return equal_shares(game)
     roots = [(tokens.attention**power + UNREAD).sqrt() for power in READ]  # of the variance, [B, d]
@@ -133,18 +133,20 @@ def read_tokens(adapter: Adapter, pixels: Tensor, players: Players) -> Tokens | 
     depths, attention = _forward(adapter, pixels)
     counts = players.sum_tokens(attention.new_ones(*attention.shape, 1))  # [B, d, 1]
     here = (counts > 0).to(attention)
-    alike = torch.stack([_similar(players.sum_tokens(one.double()) / counts.clamp(min=1), here) for one in depths])
+    each = [_similarity(players.sum_tokens(one.double()) / counts.clamp(min=1), here) for one in depths]
+    similarity = torch.stack(each).mean(0)  # [B, d, d]
     cells = torch.cartesian_prod(*(torch.arange(side, device=pixels.device) for side in players.grid)).to(attention)
     places = players.sum_tokens(cells.expand(len(pixels), -1, -1)) / counts.clamp(min=1)  # [B, d, 2]
     area = counts.sum(1, keepdim=True) / here.sum(1, keepdim=True)  # [B, 1, 1]: patches of a player
     near = torch.exp(-torch.cdist(places, places).square() / (2 * NEAR**2 * area))
-    similarity = torch.stack([alike.mean(0), alike.mean(0) * near], 1)
     read = players.sum_tokens(attention[..., None]) / counts.clamp(min=1)  # [B, d, 1]
     mean = read.sum(1, keepdim=True) / here.sum(1, keepdim=True)
-    return Tokens(similarity, (read / mean.clamp(min=torch.finfo(read.dtype).tiny))[..., 0])
+    return Tokens(
+        torch.stack([similarity, similarity * near], 1), (read / mean.clamp(min=torch.finfo(read.dtype).tiny))[..., 0]
+    )
 
 
-def _similar(tokens: Tensor, here: Tensor) -> Tensor:
+def _similarity(tokens: Tensor, here: Tensor) -> Tensor:
     """Return the similarity ``[B, d, d]`` of players' tokens ``[B, d, D]``; ``here`` (``[B, d, 1]``): 1 if present."""
     centred = (tokens - (tokens * here).sum(1, keepdim=True) / here.sum(1, keepdim=True)) * here
     directions = torch.nn.functional.normalize(centred, dim=2)
@@ -167,7 +169,7 @@ class _LastAttention(KeysOnly):
         return super().__call__(q, k, v, bias, scale, dropout)
 
     def read(self, weights: Tensor | None) -> Tensor | None:
-        """Return the attention of what the head reads (``weights`` over queries; None: all alike), float64 ``[B, L]``."""
+        """Return the attention of what the head reads (``weights`` over queries; None: all equal), float64 ``[B, L]``."""
         if self.last is None:
             return None
         q, k, bias, scale = self.last

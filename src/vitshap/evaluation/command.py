@@ -31,7 +31,7 @@ from vitshap.files import locked_folder, write_text
 from vitshap.models import MaskedModel
 from vitshap.models.base import resolve_device
 from vitshap.training import processes
-from vitshap.training.recipes.timing import duration
+from vitshap.training.recipes.clock import duration
 from vitshap.training.values.reference import reference_set
 from vitshap.training.values.store import Evaluator
 

@@ -68,14 +68,14 @@ def standard_errors(values: np.ndarray, predictions: np.ndarray) -> np.ndarray |
     if given is None:
         return None
     values, p = values.astype(np.float64), predictions.astype(np.float64)[:, None]
-    constant, size, unsure, doubt, own = given["coefficients"]
+    constant, size, uncertainty, doubt, own = given["coefficients"]
     squares = (values - values.mean(1, keepdims=True)) ** 2
     mean = np.maximum(squares.mean(1, keepdims=True), 1e-16)
     log_variance = constant + size * np.log(mean) + own * np.log(squares / mean + 0.05)
     log_variance += np.array(given["players"])[:, None] + np.array(given["classes"])
     if DESCRIPTION["unit"] == "probability":
         inside = np.clip(p, 1e-4, 1 - 1e-4)
-        log_variance += unsure * np.log(inside * (1 - inside))
+        log_variance += uncertainty * np.log(inside * (1 - inside))
         log_variance += doubt * np.log(np.maximum(1 - p.max(2, keepdims=True), 1e-4))
     return np.asarray(given["factor"] * np.exp(log_variance / 2))
 

@@ -19,7 +19,7 @@ from vitshap.reproduce.runner import Runner, Task, named_tasks, specifications_o
 from vitshap.reproduce.specifications import SPECIFICATIONS, Specification
 from vitshap.reproduce.steps import EXPERIMENTS, needed, step
 from vitshap.reproduce.views import View, Viewer
-from vitshap.training.recipes.timing import duration
+from vitshap.training.recipes.clock import duration
 
 REPORT = "report"
 BOLD = re.compile(r"\*\*(.+?)\*\*")

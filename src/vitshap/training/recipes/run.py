@@ -39,6 +39,7 @@ from vitshap.training.fit import fit_classifier, fit_masked_classifier, fit_surr
 from vitshap.training.loop import BEST
 from vitshap.training.processes import from_main, join, kept_random_state, memory_limit, tensors_from_main
 from vitshap.training.recipes import timing
+from vitshap.training.recipes.clock import duration
 from vitshap.training.recipes.recipe import STAGES, ModelSettings, Recipe, load_images
 from vitshap.training.recipes.settings import SettingsError, differing_keys, from_plain, read_yaml, to_plain, to_yaml
 from vitshap.training.recipes.summary import announcement, in_words, summarise
@@ -111,7 +112,7 @@ def _run(
         explainer.save_pretrained(out / BUNDLE, half=recipe.half, quality=found, overwrite=True)
         for line in in_words(found):
             _say(console, line)
-        took = timing.duration(time.perf_counter() - started)
+        took = duration(time.perf_counter() - started)
         _say(console, f"{took}; the explainer is in {out / BUNDLE}")
     state.wait_for_everyone()
     return explainer
