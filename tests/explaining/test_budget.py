@@ -91,7 +91,7 @@ def test_reliability_stands_beside_every_sampled_map(home: Path, bundle: Path) -
     others = ", ".join(f"{one['name']} {text}" for one, text in zip(explained[1:], expected[1:], strict=True))
     assert f"reliability of other maps: {others}" in result.stdout
     report = _said(home / "vitshap-output" / "report.html")
-    assert re.findall(r"estimated reliability ([\d.]+(?: \(mostly noise\))?)", report) == expected
+    assert re.findall(r"estimated reliability ([\d.]+(?: \(unreliable\))?)", report) == expected
 
 
 def test_an_accuracy_corrects_the_explainer_until_it_is_reached(home: Path, bundle: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_map_that_is_mostly_noise_is_called_so(home: Path) -> None:
     (entry,) = explain_photos([home / "photos" / "0.png"], source, target="predicted")
     assert isinstance(entry, Explained)
     spread = entry.explanation.values.std(1, keepdim=True).expand_as(entry.explanation.values)
-    for share, expected in ((0.5, "0.75"), (0.8, "0.36 (mostly noise)"), (2.0, "0.00 (mostly noise)")):
+    for share, expected in ((0.5, "0.75"), (0.8, "0.36 (unreliable)"), (2.0, "0.00 (unreliable)")):
         noisy = replace(entry, explanation=replace(entry.explanation, stderr=share * spread))
         lines = "\n".join(terminal.entry_lines(noisy, source, k=1))
         assert f"estimated reliability {expected}" in lines

@@ -166,7 +166,7 @@ def test_a_photo_in_words_for_everybody() -> None:
     assert "It looks at many places: 6 of 12 patches" in texts.headline(entry, "probability")
     values[0, :, 0] = torch.tensor([0.1, -0.1] * 6)
     for error, said in (
-        (0.2, "mostly noise: its estimated reliability is 0.00"),
+        (0.2, "unreliable: its estimated reliability is 0.00"),
         (0.06, "95 % interval of 3 of these 3"),
     ):
         sampled = replace(entry, explanation=replace(entry.explanation, stderr=torch.full_like(values, error)))

@@ -117,7 +117,7 @@ def test_the_first_line_is_as_in_python(browser: Browser, server: Server, with_c
         entry = explained(seed=seed)
         stderr = None if error is None else error * entry.explanation.values.abs()
         entry = replace(entry, explanation=replace(entry.explanation, stderr=stderr))
-        assert ("mostly noise" in text.headline(entry, "probability")) == (error == 2.0)
+        assert ("unreliable" in text.headline(entry, "probability")) == (error == 2.0)
         assert ("Most of this is uncertain" in text.headline(entry, "probability")) == (error == 0.6)
         count = int(text.supporting_players(entry.explanation.values[0, :, 0]))
         known = replace(curve(), counts=[0, count, 12], remove=torch.tensor([[0.3, 0.7], [0.75, 0.25], [0.9, 0.1]]))

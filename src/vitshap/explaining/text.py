@@ -14,8 +14,8 @@ STILL = 0.8
 """The output is said to be "still" so much if it stays above this share of that for the whole photo."""
 SMALL = 2.0
 """A photo is called too small if the side of a patch is below this many of its pixels."""
-NOISY = 0.5
-"""A map is called mostly noise below this reliability: then less than half of the variance between patches is
+UNRELIABLE = 0.5
+"""A map is called unreliable below this reliability: then less than half of the variance between patches is
 signal, and its expected correlation with the converged map is below 0.71, the square root of that."""
 _QUANTITY = {"probability": "probability", "logit": "logit", "output": "output"}
 
@@ -106,8 +106,8 @@ def _support(entry: Explained, index: int, outputs: Literal["probability", "outp
     uncertain_patches = sum(patch.stderr is not None and patch.value <= Z * patch.stderr for patch in key)
     reliable = reliability(entry, index)
     caution = ""
-    if reliable is not None and reliable < NOISY:
-        caution = f" But this map is mostly noise: its estimated reliability is {reliable:.2f}."
+    if reliable is not None and reliable < UNRELIABLE:
+        caution = f" But this map is unreliable: its estimated reliability is {reliable:.2f}."
     elif 2 * uncertain_patches >= count:
         interval = f"the 95 % interval of {uncertain_patches} of these {count} includes zero"
         caution = f" Most of this is uncertain: {interval}."
@@ -202,7 +202,7 @@ def reliability(entry: Explained, index: int) -> float | None:
 
 def reliability_text(value: float) -> str:
     """Return a reliability, with a remark if it is low."""
-    return f"{value:.2f} (mostly noise)" if value < NOISY else f"{value:.2f}"
+    return f"{value:.2f} (unreliable)" if value < UNRELIABLE else f"{value:.2f}"
 
 
 def convergence(explanation: Explanation) -> str | None:

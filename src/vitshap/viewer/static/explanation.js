@@ -9,7 +9,7 @@ import { outputText, plainNumber, valueText } from "./text.js";
 
 const LEVEL = 0.95; // of intervals
 const STANDARD_ERRORS = 1.959964; // on each side of such an interval
-export const NOISY = 0.5; // a map is called mostly noise below this reliability
+export const UNRELIABLE = 0.5; // a map is called unreliable below this reliability
 const MOSTLY_SEEN = 0.5; // if the model sees less of the photo, maps show only that part
 const UNSEEN = 0.25; // a sentence says so if the model does not see at least this share
 const HALF = 0.5;
@@ -163,7 +163,7 @@ export function headlineOf(explanation, curve = null) {
 // Why the most important players may not be that, in words; nothing if they are certain.
 function caution({ values, stderr, reliability }, key) {
   if (!stderr) { return ""; }
-  if (reliability < NOISY) { return ` But this map is mostly noise: its estimated reliability is ${reliability.toFixed(2)}.`; }
+  if (reliability < UNRELIABLE) { return ` But this map is unreliable: its estimated reliability is ${reliability.toFixed(2)}.`; }
   const doubtful = key.filter((player) => values[player] <= STANDARD_ERRORS * stderr[player]).length;
   return 2 * doubtful < key.length ? ""
     : ` Most of this is uncertain: the 95\u00a0% interval of ${doubtful} of these ${key.length} includes zero.`;

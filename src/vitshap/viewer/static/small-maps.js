@@ -1,7 +1,7 @@
 // Small maps: the other classes of an explanation, and the same class by several methods, on one scale or each on its own.
 
 import { button, checkbox, element } from "./dom.js";
-import { classOf, isUncertain, largestValue, NOISY, windowOf } from "./explanation.js";
+import { classOf, isUncertain, largestValue, UNRELIABLE, windowOf } from "./explanation.js";
 import { commonLimit, paintMap } from "./painting.js";
 import { outputText, plural, secondsText, sizeText, withUnit } from "./text.js";
 
@@ -35,7 +35,7 @@ function shortAccuracy(explanation, index, from = "") {
   if (largest === 0) { return "exact"; }
   const reliability = found.reliability ?? explanation.reliability;
   const noisy = typeof reliability === "number"
-    ? `; estimated reliability ${reliability.toFixed(2)}${reliability < NOISY ? " (mostly noise)" : ""}` : "";
+    ? `; estimated reliability ${reliability.toFixed(2)}${reliability < UNRELIABLE ? " (unreliable)" : ""}` : "";
   return `standard error up to ${withUnit(sizeText(largest, explanation.unit), explanation.unit)}${from}${noisy}`;
 }
 
