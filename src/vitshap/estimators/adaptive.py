@@ -19,7 +19,7 @@ from vitshap.coalitions import Coalitions, harmonic_number
 from vitshap.estimators.controls import centre, position
 from vitshap.estimators.estimate import endpoints
 from vitshap.estimators.regression import Fit, Sample
-from vitshap.estimators.size_effect import Moments, Sampling, SizeEffectState, regress, small_sample
+from vitshap.estimators.size_effect import Moments, Sampling, SizeEffectState, regress
 from vitshap.estimators.strata import ENUMERABLE, Strata, allocate
 from vitshap.game import Game
 
@@ -74,9 +74,18 @@ class Moment:
 class AdaptiveState(SizeEffectState):
     """A pilot of pairs, then small and large coalitions of every size, allocated for each input."""
 
-    def __init__(self, game: Game, paired: bool, moments: Moments, sampling: Sampling, batch: int, seed: int) -> None:
+    def __init__(
+        self,
+        game: Game,
+        paired: bool,
+        moments: Moments,
+        sampling: Sampling,
+        batch: int,
+        seed: int,
+        small_sample: float | None = None,
+    ) -> None:
         """Start without evaluations; ``paired`` must be true."""
-        super().__init__(game, paired, moments, sampling, batch, seed)
+        super().__init__(game, paired, moments, sampling, batch, seed, small_sample)
         # Enumerated pairs of size d/2 come in one order only, and few players need no adaptation: use pairs.
         self._possible = self._design.population[-1] > ENUMERABLE
         # Unpaired coalitions of size d/2 have a size effect like all others.
@@ -268,7 +277,7 @@ class AdaptiveState(SizeEffectState):
         for b in range(self._game.batch_size):
             value, variance = difference(*self._sides(b), len(self._groups))
             values.append(factor * value + (full - base)[b] / self._game.num_players)
-            errors.append(factor * small_sample(int(self._counts_now[b].sum())) * variance.sqrt())
+            errors.append(factor * self._widening(int(self._counts_now[b].sum())) * variance.sqrt())
         return torch.stack(values), torch.stack(errors)
 
 

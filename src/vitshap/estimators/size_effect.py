@@ -29,9 +29,9 @@ CANDIDATES = ((1, 0.0), (1, 0.1), (3, 0.3))
 UNITS_PER_KNOT = 32
 AMPLE = 20
 """With this many units per column a penalty has no noticeable effect."""
-SMALL_SAMPLE = 20
-"""Squared standard errors from n pairs are multiplied by 1 + this / n: the regression is chosen by the errors that it
-leaves, and few errors have heavy tails (docs/estimators.md, section 6)."""
+SMALL_SAMPLE = 5.0
+"""Squared standard errors from n pairs of d players are multiplied by 1 + this sqrt(d) / n: the regression is chosen by the
+errors that it leaves, and few errors have heavy tails (docs/estimators.md, section 6)."""
 
 
 class SizeEffectState:
@@ -40,12 +40,22 @@ class SizeEffectState:
     posterior, known_before = False, False
     error_spread: Tensor | None = None
 
-    def __init__(self, game: Game, paired: bool, moments: Moments, sampling: Sampling, batch: int, seed: int) -> None:
-        """Start without evaluations."""
+    def __init__(
+        self,
+        game: Game,
+        paired: bool,
+        moments: Moments,
+        sampling: Sampling,
+        batch: int,
+        seed: int,
+        small_sample: float | None = None,
+    ) -> None:
+        """Start without evaluations; ``small_sample``: in place of ``SMALL_SAMPLE`` times the root of the players."""
         self.method = "kernelshap"
         self._game, self._moments, self._batch = game, moments, batch
         self._design = strata(game.num_players, paired=paired)
         self._per_unit = 2 if paired else 1
+        self._small_sample = SMALL_SAMPLE * game.num_players**0.5 if small_sample is None else small_sample
         needed = min(game.num_players + 3 if moments == "sampled" else 2, self._design.total)
         self.smallest = 2 + self._per_unit * needed
         # From here on every stratum has units, so that drawing in steps equals drawing at once.
@@ -98,13 +108,11 @@ class SizeEffectState:
         values, variance = assemble(sample, regress(sample, self._moments), factor)  # [d, B K]
         shape = (game.num_players, game.batch_size, game.num_outputs)
         values = values.view(shape).transpose(0, 1) + ((full - base) / game.num_players)[:, None]
-        evaluations = self._per_unit * len(sample.groups)
-        return values, small_sample(evaluations) * variance.view(shape).transpose(0, 1).sqrt()
+        return values, self._widening(self._per_unit * len(sample.groups)) * variance.view(shape).transpose(0, 1).sqrt()
 
-
-def small_sample(evaluations: int) -> float:
-    """Return the factor by which standard errors from so few evaluations are larger than the regression says."""
-    return float((1 + 2 * SMALL_SAMPLE / max(evaluations, 1)) ** 0.5)
+    def _widening(self, evaluations: int) -> float:
+        """Return the factor by which standard errors from so few evaluations are larger than the regression says."""
+        return float((1 + 2 * self._small_sample / max(evaluations, 1)) ** 0.5)
 
 
 def regress(sample: Sample, moments: Moments) -> Fit:
