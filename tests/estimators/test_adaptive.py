@@ -159,3 +159,23 @@ def test_a_game_of_which_pairs_take_the_noise_stays_with_them() -> None:
     state = AdaptiveState(certain_early()[0], True, "auto", "adaptive", 4096, 0)
     state.advance(3000)
     assert state.switched
+
+
+@pytest.mark.parametrize("players", [40, 196])
+def test_evaluations_in_small_steps_never_exceed_the_goal(players: int) -> None:
+    """Pairs of the first steps need not be of every size, which the pilot then adds."""
+    weights = torch.linspace(-1, 2, players, dtype=torch.float64)
+
+    def value(coalitions: Coalitions) -> Tensor:
+        return torch.sigmoid(coalitions.double() @ weights * 6 / players - 1).view(1, -1, 1)
+
+    game = Game(value, num_players=players, num_outputs=1, batch_size=1)
+    switched = 0
+    for seed in range(10):
+        state = AdaptiveState(game, True, "auto", "adaptive", 4096, seed)
+        goal = 2 + players
+        while goal < 12 * players:
+            assert goal - 4 <= state.advance(goal) <= goal
+            goal = int(1.2 * goal)
+        switched += state.switched
+    assert switched > 0

@@ -74,6 +74,19 @@ def test_allocation_keeps_the_total_and_the_populations(
     assert bool((more >= counts).all())
 
 
+@given(st.integers(4, 60), st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(0, 2), st.integers(0, 9))
+def test_units_are_only_ever_added_and_the_total_is_kept(d: int, steps: list[int], fewest: int, seed: int) -> None:
+    design, rounding = strata(d, paired=True), generator(seed)
+    wish = design.relative_mass**0.75 * design.multiplicity
+    counts, total = torch.zeros(len(design.population), dtype=torch.int64), 0
+    for step in steps:
+        total = min(total + step, design.total)
+        more, _ = allocate(design, wish, total, counts, rounding, fewest=fewest)
+        assert bool((more >= counts).all())
+        assert int(more.sum()) <= total
+        counts = more
+
+
 def test_allocation_enumerates_small_strata() -> None:
     design = strata(16, paired=True)
     counts, _ = allocate(design, design.mass, 1000, torch.zeros(8, dtype=torch.int64), generator())

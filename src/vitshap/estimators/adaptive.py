@@ -101,11 +101,13 @@ class AdaptiveState(SizeEffectState):
     def advance(self, evaluations: int) -> int:
         """Evaluate up to ``evaluations`` in total: pairs for the pilot, then by the adaptive allocation."""
         if self._counts is None:
-            pilot = self._pilot(evaluations)
-            if not self._possible or evaluations < 2 * pilot:
+            pilot, drawn = self._pilot(evaluations), self._drawer.drawn
+            # Pairs that were drawn before need not be of every size; the pilot adds what is missing.
+            units = max((pilot - 2) // 2, int(drawn.clamp(min=1).sum()))
+            if not self._possible or evaluations < 2 * pilot or evaluations < 2 + 2 * units:
                 return super().advance(evaluations)
-            used = 2 + 2 * int(self._drawer.drawn.sum())
-            self._draw((max(pilot, used) - 2) // 2, fewest=1)
+            used = 2 + 2 * int(drawn.sum())
+            self._draw(units, fewest=1)
             if not self._switch(max(evaluations, HORIZON * used)):
                 return super().advance(evaluations)
         self._allocate(evaluations - 2)

@@ -66,11 +66,13 @@ def allocate(
 ) -> tuple[Tensor, Tensor]:
     """Split ``total`` units over the strata in proportion to ``wish`` (``[G]``): int64 ``[G]``, and their expectation.
 
-    No stratum gets more units than it contains or fewer than ``already`` and ``fewest``. Fractions are rounded randomly,
-    without bias.
+    No stratum gets more units than it contains or fewer than ``already`` and, if the total suffices, ``fewest``. Fractions
+    are rounded randomly, without bias.
     """
     most = torch.tensor([min(size, total) for size in design.population], dtype=torch.float64)
     least = torch.maximum(already.to(torch.float64), _floor(design, total, most, fewest))
+    if float(least.sum()) > total:  # units that were drawn before leave too few for the others
+        least = already.to(torch.float64)
     low, high = 0.0, float(total / wish.min())
     for _ in range(100):  # bisection for the scale at which the capped shares add up to the total
         scale = (low + high) / 2
