@@ -137,9 +137,9 @@ def _serve() -> None:
     import vitshap.bench.speed_commands
     import vitshap.cli
     import vitshap.evaluation.command
-    import vitshap.experiments.quality
     import vitshap.explaining.command
-    import vitshap.training.recipes.run  # noqa: F401
+    import vitshap.training.recipes.run
+    import vitshap.training.values.reference  # noqa: F401
 
     Image.init()
     timm.list_models()
