@@ -99,7 +99,7 @@ def explained_prior(
     variance = squares.sum(1) / present.sum(1, keepdim=True).clamp(min=1)  # [B, T]
     tiny = torch.finfo(squares.dtype).tiny
     profile = (squares / variance[:, None].clamp(min=tiny)).clamp(min=1e-6).log().mean(2).exp()  # [B, d]
-    # Sampling errors of players are independent; those of an explainer are as alike as its calibration found.
+    # Sampling errors of players are independent; those of an explainer are correlated as its calibration found.
     spread, white = (SPREAD, 1.0) if known is None else (known.spread, known.white)
     return Prior(mean, similarity, variance, profile, spread, white, stderr)
 
@@ -173,9 +173,11 @@ class _LastAttention(KeysOnly):
         if self.last is None:
             return None
         q, k, bias, scale = self.last
-        scores = q.double() @ k.double().transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
-        rows = (scores if bias is None else scores + bias).softmax(-1).mean(1)  # [B, L, L]
-        return rows.mean(1) if weights is None else weights.to(rows) @ rows
+        weights = q.new_ones(q.shape[-2]) if weights is None else weights.to(q.device)
+        read = weights.nonzero()[:, 0]  # often the class token alone
+        scores = q[:, :, read].float() @ k.float().transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        rows = (scores if bias is None else scores + bias[..., read, :]).softmax(-1).double().mean(1)  # [B, R, L]
+        return (weights[read] / weights.sum()).to(rows) @ rows
 
 
 def _forward(adapter: Adapter, pixels: Tensor) -> tuple[list[Tensor], Tensor]:
