@@ -74,18 +74,9 @@ class Moment:
 class AdaptiveState(SizeEffectState):
     """A pilot of pairs, then small and large coalitions of every size, allocated for each input."""
 
-    def __init__(
-        self,
-        game: Game,
-        paired: bool,
-        moments: Moments,
-        sampling: Sampling,
-        batch: int,
-        seed: int,
-        small_sample: float | None = None,
-    ) -> None:
+    def __init__(self, game: Game, paired: bool, moments: Moments, sampling: Sampling, batch: int, seed: int) -> None:
         """Start without evaluations; ``paired`` must be true."""
-        super().__init__(game, paired, moments, sampling, batch, seed, small_sample)
+        super().__init__(game, paired, moments, sampling, batch, seed)
         # Enumerated pairs of size d/2 come in one order only, and few players need no adaptation: use pairs.
         self._possible = self._design.population[-1] > ENUMERABLE
         # Unpaired coalitions of size d/2 have a size effect like all others.

@@ -77,7 +77,8 @@ class RefineState:
         self._prior, self._mean = prior, _adding_up(prior.mean, game)
         self._present = _present(game)
         self._residual = _residual_game(game, self._mean)
-        self._state = AdaptiveState(self._residual, True, "auto", "adaptive", batch, seed, SMALL_SAMPLE)
+        self._state = AdaptiveState(self._residual, True, "auto", "adaptive", batch, seed)
+        self._state.small_sample = SMALL_SAMPLE
         self.first_check = correction_needs(game.num_players)
         self.known_before = prior.stderr is not None
         self._used = 0  # evaluations

@@ -40,22 +40,13 @@ class SizeEffectState:
     posterior, known_before = False, False
     error_spread: Tensor | None = None
 
-    def __init__(
-        self,
-        game: Game,
-        paired: bool,
-        moments: Moments,
-        sampling: Sampling,
-        batch: int,
-        seed: int,
-        small_sample: float | None = None,
-    ) -> None:
-        """Start without evaluations; ``small_sample``: in place of ``SMALL_SAMPLE`` times the root of the players."""
+    def __init__(self, game: Game, paired: bool, moments: Moments, sampling: Sampling, batch: int, seed: int) -> None:
+        """Start without evaluations."""
         self.method = "kernelshap"
         self._game, self._moments, self._batch = game, moments, batch
         self._design = strata(game.num_players, paired=paired)
         self._per_unit = 2 if paired else 1
-        self._small_sample = SMALL_SAMPLE * game.num_players**0.5 if small_sample is None else small_sample
+        self.small_sample = SMALL_SAMPLE * game.num_players**0.5
         needed = min(game.num_players + 3 if moments == "sampled" else 2, self._design.total)
         self.smallest = 2 + self._per_unit * needed
         # From here on every stratum has units, so that drawing in steps equals drawing at once.
@@ -112,7 +103,7 @@ class SizeEffectState:
 
     def _widening(self, evaluations: int) -> float:
         """Return the factor by which standard errors from so few evaluations are larger than the regression says."""
-        return float((1 + 2 * self._small_sample / max(evaluations, 1)) ** 0.5)
+        return float((1 + 2 * self.small_sample / max(evaluations, 1)) ** 0.5)
 
 
 def regress(sample: Sample, moments: Moments) -> Fit:
