@@ -92,7 +92,9 @@ def reproduce(
     what: Annotated[
         list[str] | None, typer.Argument(help="table-1 to table-12, figure-1 to figure-24, or all.")
     ] = None,
-    profile: Annotated[str, typer.Option(help="smoke (digits), small (DeiT-Tiny) or full (the paper's).")] = "smoke",
+    profile: Annotated[
+        str, typer.Option(help="smoke (digits), cpu, small (DeiT-Tiny) or full (the paper's).")
+    ] = "smoke",
     step: Annotated[
         list[str] | None, typer.Option(metavar="SETTING/STEP", help="Run this step alone; may be repeated.")
     ] = None,

@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.reproduce.small import TINY
 from vitshap.reproduce import pages
+from vitshap.reproduce.context import Context, Sources
 from vitshap.reproduce.profiles import PROFILES
 from vitshap.reproduce.runner import Runner
 from vitshap.reproduce.specifications import SPECIFICATIONS
+from vitshap.reproduce.steps import STEPS
+from vitshap.reproduce.store import RESULT, Store
 
 DOCS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -19,10 +23,19 @@ def test_committed_pages_are_made_from_the_committed_results() -> None:
     made = pages.pages(DOCS)
     for name, text in made.items():
         assert (DOCS / name).read_text(encoding="utf-8") == text, f"run vitshap reproduce --pages docs/results: {name}"
-    pictures = {line.split("(")[1].rstrip(")") for line in made["figures.md"].splitlines() if line.startswith("![")}
-    assert all((DOCS / name).is_file() for name in pictures)
-    assert {path.name for path in (DOCS / pages.IMAGES).glob("*")} == {Path(name).name for name in pictures}
+    lines = "\n".join(made.values()).splitlines()
+    pictures = {DOCS / line.split("(")[1].rstrip(")") for line in lines if line.startswith("![")}
+    assert {path for path in (DOCS / pages.IMAGES).rglob("*") if path.is_file()} == pictures
     assert sum(path.stat().st_size for path in DOCS.rglob("*") if path.is_file()) < 5_000_000
+
+
+@pytest.mark.parametrize("name", [pages.PUBLISHED, pages.BRIEF])
+def test_committed_results_belong_to_the_present_settings(name: str) -> None:
+    profile, store = PROFILES[name], Store(DOCS / pages.DATA / name)
+    for path in sorted((DOCS / pages.DATA / name).glob(f"*/*/{RESULT}")):
+        setting, step = profile.names()[path.parents[1].name], path.parent.name
+        context = Context(profile, setting, store, Sources({}), torch.device("cpu"))
+        assert store.finished(setting.name, step, STEPS[step].inputs(context)) is not None, path
 
 
 def test_pages_have_every_table_and_figure_and_say_what_was_not_run(tmp_path: Path) -> None:
@@ -49,3 +62,4 @@ def test_numbers_of_finished_steps_appear(finished: Runner, tmp_path: Path, monk
     assert "not run" not in made["tables.md"]
     assert "`vitshap reproduce --step digits/removal --profile smoke`" in made["figures.md"]
     assert "| complete |" in made["index.md"]
+    assert "| insertion, target classes | not run |" in made["cpu.md"], "another profile, of which nothing was run"

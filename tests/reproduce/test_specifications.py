@@ -9,7 +9,7 @@ from vitshap.methods import list_methods
 from vitshap.reproduce.paper import tables
 from vitshap.reproduce.profiles import FULL, PAPER_SETTINGS, PROFILES, SMALL, SMOKE
 from vitshap.reproduce.runner import tasks_of
-from vitshap.reproduce.specifications import EXPLAINERS, SPECIFICATIONS, panel_steps
+from vitshap.reproduce.specifications import ESTIMATED_ROWS, EXPLAINERS, SPECIFICATIONS, panel_steps
 from vitshap.reproduce.steps import EXPERIMENTS, STEPS, needed, with_needs
 from vitshap.training.recipes import load_recipe
 
@@ -45,7 +45,7 @@ def test_every_block_and_row_of_the_paper_is_specified() -> None:
 
 
 def test_steps_and_methods_exist() -> None:
-    known = {*list_methods(), *EXPLAINERS, "truth"}
+    known = {*list_methods(), *EXPLAINERS, *ESTIMATED_ROWS, "truth"}
     for one in SPECIFICATIONS.values():
         assert {step for panel in one.panels for step in panel_steps(panel.step)} <= set(STEPS), one.id
         assert all((panel.data, panel.model) in PAPER_SETTINGS for panel in one.panels), one.id

@@ -100,11 +100,10 @@ def print_estimate(runner: Runner, tasks: Sequence[Task], console: Console) -> N
         return
     for name, spent in seconds.items():
         console.print(f"{name}: {'no estimate' if spent is None else duration(spent)}", highlight=False)
-    total = sum(spent for spent in seconds.values() if spent is not None)
-    kind = runner.profile
-    console.print(
-        f"{len(seconds)} of {len(tasks)} steps to run, about {duration(total)} ({kind.hardware})", highlight=False
-    )
+    known = [spent for spent in seconds.values() if spent is not None]
+    much = "about" if len(known) == len(seconds) else "at least"
+    total = f", {much} {duration(sum(known))} ({runner.profile.hardware})" if known else ""
+    console.print(f"{len(seconds)} of {len(tasks)} steps to run{total}", highlight=False)
 
 
 def styled(table: Rows) -> Rows:

@@ -116,7 +116,12 @@ class Context:
         for name in ("classifier", "surrogate"):
             if recipe[name] is not None:
                 del recipe[name]["compiled"]  # results that are older than this setting are still valid
-        setting = {"abnormal": self.setting.abnormal, "explained_others": self.setting.explained_others}
+        setting: dict[str, Any] = {"abnormal": self.setting.abnormal, "explained_others": self.setting.explained_others}
+        # left out at the default, so that results that are older than these settings are still valid
+        if self.scale.curve_step != 1:
+            setting["curve_step"] = self.scale.curve_step
+        if self.scale.loss_images is not None:
+            default["loss_images"] = recipe["explainer"]["loss_images"] = self.scale.loss_images
         return {"recipe": recipe, "default": default, "setting": setting, "scale": asdict(self.scale), "seed": SEED}
 
     @cached_property
@@ -128,13 +133,22 @@ class Context:
         splits = load_images(settings)
         if self.scale.split is None:
             return splits
-        return Splits(
-            *(part.subset(evenly(len(part), most)) for part, most in zip(splits, self.scale.split, strict=True))
-        )
+        most = (len(part) if count is None else count for part, count in zip(splits, self.scale.split, strict=True))
+        return Splits(*(part.subset(evenly(len(part), count)) for part, count in zip(splits, most, strict=True)))
 
     def opened(self, part: str, model: MaskedModel) -> PixelSource:
         """Open the images of a part ("train", "val" or "test") for a model."""
-        return open_pixels(getattr(self.splits, part), decoding(model), device=self.device)
+        return self._opened(getattr(self.splits, part), model)
+
+    def of_losses(self, part: str, model: MaskedModel) -> PixelSource:
+        """Open the images of a part on which losses of explainers are measured."""
+        data: ImageData = getattr(self.splits, part)
+        if self.scale.loss_images is not None:
+            data = data.subset(evenly(len(data), self.scale.loss_images))
+        return self._opened(data, model)
+
+    def _opened(self, data: ImageData, model: MaskedModel) -> PixelSource:
+        return open_pixels(data, decoding(model), device=self.device)
 
     @cached_property
     def evaluated(self) -> ImageData:

@@ -21,15 +21,14 @@ from vitshap.evaluation import Evaluation, evaluate
 from vitshap.evaluation.explanations import explanation_of_truth
 from vitshap.evaluation.rows import MethodSpec
 from vitshap.explainers import Explainer
-from vitshap.files import read_tensors
 from vitshap.methods import method
 from vitshap.metrics import MetricResult, deletion, insertion
 from vitshap.metrics.removal_quality import removal_mechanisms, removal_quality
 from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating
 from vitshap.reproduce.context import EXPLAINER_STEPS, SEED, Context
-from vitshap.reproduce.shapley import VALUES, predictions, stored_truth
-from vitshap.reproduce.specifications import ALL_METHODS, EXPLAINERS, MAIN_METHODS
+from vitshap.reproduce.shapley import predictions, stored_truth, stored_values
+from vitshap.reproduce.specifications import ALL_METHODS, ESTIMATED_ROWS, EXPLAINERS, MAIN_METHODS
 from vitshap.training.batches import Images
 from vitshap.training.values.store import Evaluator
 
@@ -70,8 +69,7 @@ def evaluate_methods(context: Context, folder: Path, *, which: str, part: str) -
         methods = main if part == "rivals" else {k: v for k, v in rivals(context).items() if k not in main}
     else:
         methods = {row: context.explainer(step) for row, step in EXPLAINER_STEPS.items() if step == part}
-    metrics = ["insertion", "deletion", *(f"{name}:subsets={context.scale.subsets}" for name in FAITHFULNESS.values())]
-    return _tables(context, folder, context.surrogate, context.classifier, methods, metrics, which)
+    return _tables(context, folder, context.surrogate, context.classifier, methods, _metrics(context), which)
 
 
 def evaluate_masked(context: Context, folder: Path) -> dict[str, Any]:
@@ -79,8 +77,14 @@ def evaluate_masked(context: Context, folder: Path) -> dict[str, Any]:
     model = context.trained("train-masked-classifier")
     explainer = context.explainer("train-explainer-masked", model)
     methods = {**rivals(context), EXPLAINERS[0]: explainer}
-    metrics = ["insertion", "deletion", *(f"{name}:subsets={context.scale.subsets}" for name in FAITHFULNESS.values())]
-    return _tables(context, folder, model, model, methods, metrics, "target")
+    return _tables(context, folder, model, model, methods, _metrics(context), "target")
+
+
+def _metrics(context: Context) -> list[str]:
+    """Return insertion, deletion, and faithfulness in both definitions, at the profile's scale."""
+    step = context.scale.curve_step
+    curves = [name if step == 1 else f"{name}:step={step}:area=trapezoid" for name in ("insertion", "deletion")]
+    return [*curves, *(f"{name}:subsets={context.scale.subsets}" for name in FAITHFULNESS.values())]
 
 
 def measure_sensitivity(context: Context, folder: Path, *, which: str) -> dict[str, Any]:
@@ -192,14 +196,13 @@ def _progress(context: Context) -> Callable[[str, int, int], None]:
 
 
 def evaluate_kernelshap(context: Context, folder: Path) -> dict[str, Any]:
-    """Measure insertion and deletion of the explainers, of KernelSHAP's last values and of the truth."""
+    """Measure insertion and deletion of the explainers, of the estimators' last values and of the truth."""
     surrogate, known, targets = context.surrogate, stored_truth(context), predictions(context)
     evaluator = Evaluator(surrogate, compiled=surrogate.device.type == "cuda")
     pixels = context.pixels(surrogate, context.compared)
-    stored = read_tensors(context.result("kernelshap-paired").folder / VALUES)["values"].double()
     sources: dict[str, Explainer | Truth] = {
         **context.explainers(),
-        "kernelshap-original": _with_values(known, stored),
+        **{row: _with_values(known, stored_values(context, step)) for row, step in ESTIMATED_ROWS.items()},
         "truth": known,
     }
     found: dict[str, Any] = {name: {"images": len(targets), "metrics": {}} for name in CLASSES}

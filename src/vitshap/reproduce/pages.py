@@ -15,8 +15,15 @@ from typing import Any
 from vitshap.experiments.tables import Column, Table
 from vitshap.files import write_text
 from vitshap.reproduce.paper import METHODS, printed
-from vitshap.reproduce.profiles import PROFILES, Profile
-from vitshap.reproduce.specifications import ALL_METHODS, EVALUATED_PARTS, METRICS, SPECIFICATIONS, Specification
+from vitshap.reproduce.profiles import PROFILES, Profile, Scale
+from vitshap.reproduce.specifications import (
+    ALL_METHODS,
+    EVALUATED_PARTS,
+    METRICS,
+    SPECIFICATIONS,
+    Specification,
+    evaluated_step,
+)
 from vitshap.reproduce.store import RESULT, Store
 from vitshap.reproduce.views import (
     ARROWS,
@@ -34,7 +41,9 @@ from vitshap.reproduce.views import (
 )
 
 PUBLISHED = "small"
-"""The profile whose results are on the pages."""
+"""The profile whose results are on the main pages."""
+BRIEF = "cpu"
+"""The profile whose results have a page of their own."""
 DATA, IMAGES = "data", "images"
 INTRODUCTION = """# Results
 
@@ -48,7 +57,15 @@ What a number means:
 - **reduced scale**: made with the same code and specification, but with a smaller model or other data, as said beside it;
 - **not run**: the command exists, and has not been run for this page.
 
-What differs from the paper, and why: [differences](../differences.md).
+What differs from the paper, and why: [differences](../differences.md). The same on two CPU cores, with short trainings and
+few images: [on a CPU](cpu.md).
+"""
+BRIEF_INTRODUCTION = """# On a CPU
+
+What `vitshap reproduce --profile cpu` gives on two CPU cores: the steps of the [other pages](index.md), with trainings so
+short that their effect is far from exhausted, and with few images, so that intervals are wide. All numbers are of **reduced
+scale**. Tables and figures of which nothing was run are left out.
+
 """
 
 
@@ -67,31 +84,65 @@ def write_pages(docs: Path, *, pictures: bool = True) -> list[Path]:
         write_text(docs / name, text)
         written.append(docs / name)
     if pictures:
-        for view in _views(docs):
-            view.draw(docs / IMAGES)
+        for name in (PUBLISHED, BRIEF):
+            for view in _views(docs, name):
+                view.draw(docs / _images(name))
     return written
 
 
 def pages(docs: Path) -> dict[str, str]:
     """Return the text of every page by its file name, from the data in ``docs``."""
-    views = list(_views(docs))
+    views, brief = (list(_views(docs, name)) for name in (PUBLISHED, BRIEF))
+    sections = {view.specification.id: _section(view, PUBLISHED) for view in views}
+    tables = [sections[view.specification.id] for view in views if _is_table(view)]
+    figures = [sections[view.specification.id] for view in views if not _is_table(view)]
+    on_cpu = [_section(view, BRIEF) for view in brief if view.filled]
     return {
-        "index.md": "\n".join([INTRODUCTION, *_glance(docs), *_status(views)]),
-        "tables.md": "\n".join(["# Tables\n", LEGEND, "", *(_section(one) for one in views if _is_table(one))]),
-        "figures.md": "\n".join(["# Figures\n", *(_section(one) for one in views if not _is_table(one))]),
+        "index.md": "\n".join([INTRODUCTION, *_glance(docs, PUBLISHED), *_status(views)]),
+        "tables.md": "\n".join(["# Tables\n", LEGEND, "", *tables]),
+        "figures.md": "\n".join(["# Figures\n", *figures]),
+        "cpu.md": "\n".join([BRIEF_INTRODUCTION + _scale(PROFILES[BRIEF]), *_glance(docs, BRIEF), *on_cpu]),
     }
 
 
-def _views(docs: Path) -> Iterator[View]:
-    viewer = Viewer(PROFILES[PUBLISHED], Store(docs / DATA / PUBLISHED))
+def _views(docs: Path, profile: str) -> Iterator[View]:
+    viewer = Viewer(PROFILES[profile], Store(docs / DATA / profile))
     return (viewer.view(one) for one in SPECIFICATIONS.values())
+
+
+def _images(profile: str) -> str:
+    """Return the folder of a profile's charts."""
+    return IMAGES if profile == PUBLISHED else f"{IMAGES}/{profile}"
+
+
+def _scale(profile: Profile) -> str:
+    """Return the numbers of a profile's measurements, in words."""
+    scale = profile.scale
+    rows = {
+        "test images of tables and curves": scale.images,
+        "patches between the points of insertion and deletion": scale.curve_step,
+        "subsets per image of faithfulness": scale.subsets,
+        "masks of RISE": scale.masks,
+        "images with reference Shapley values": scale.shapley_images,
+        "their evaluations per image": scale.truth,
+        "evaluations per image of KernelSHAP as published": scale.paired,
+    }
+    table = Table("What is smaller", (Column("what"), Column("here"), Column("paper", title="small and full")))
+    paper = Scale()
+    usual = (1024, paper.curve_step, paper.subsets, paper.masks, 100, paper.truth, paper.paired)
+    for (what, here), there in zip(rows.items(), usual, strict=True):
+        table.add(what=what, here=f"{here:,}", paper=f"{there:,}")
+    changes = [f"- `{one}`" for one in scale.training]
+    changes += [f"- default procedure: `{one}`" for one in scale.default_training]
+    table.notes += [f"Training images: {scale.split[0]:,}." if scale.split else "", "Settings of the trainings:"]
+    return "\n".join([table.to_markdown(), *changes, ""])
 
 
 def _is_table(view: View) -> bool:
     return view.specification.id.startswith("table-")
 
 
-def _section(view: View) -> str:
+def _section(view: View, profile: str) -> str:
     """Return one table or figure: what it shows, where its numbers come from, tables and charts."""
     one = view.specification
     lines = [f"## {_name(one)}: {one.title}\n", f"Images: {one.images}.\n"]
@@ -101,10 +152,10 @@ def _section(view: View) -> str:
     for table in view.tables:
         table.notes = [note for note in table.notes if note != LEGEND]
         lines.append(table.to_markdown())
-    lines += [f"![{one.title}]({IMAGES}/{name})\n" for name in view.charts]
+    lines += [f"![{one.title}]({_images(profile)}/{name})\n" for name in view.charts]
     if one.kind in ("maps", "class-maps"):
         lines.append(
-            f"`vitshap reproduce {one.id} --profile {PUBLISHED}` draws it; photos of data sets are not shown here.\n"
+            f"`vitshap reproduce {one.id} --profile {profile}` draws it; photos of data sets are not shown here.\n"
         )
     elif not _is_table(view):
         lines.append("The paper shows these curves as a picture and prints no numbers.\n")
@@ -127,15 +178,14 @@ def _state(view: View) -> str:
     return "complete" if not view.not_run else f"{view.filled:,} of {total:,} numbers or curves"
 
 
-def _glance(docs: Path) -> list[str]:
+def _glance(docs: Path, profile: str) -> list[str]:
     """Return which method is best at what, and at which cost, on ImageNette."""
-    profile = PROFILES[PUBLISHED]
-    setting = profile.setting("imagenette", "vit-tiny")
+    setting = PROFILES[profile].setting("imagenette", "vit-tiny")
     assert setting is not None
-    store = Store(docs / DATA / PUBLISHED)
+    store = Store(docs / DATA / profile)
     evaluated = finished_parts(store, setting.name, "evaluate-main")
     main, times = joined(evaluated), store.find(setting.name, "timing")
-    complete = len(evaluated) == len(EVALUATED_PARTS)
+    needed = {evaluated_step("main", part) for part in EVALUATED_PARTS if part != "variants"}
     parts: list[tuple[Any, str]] = [(classes, metric) for classes in ("target", "non-target") for metric in METRICS]
     columns = [Column("method")]
     for classes, metric in parts:
@@ -173,10 +223,12 @@ def _glance(docs: Path) -> list[str]:
             if (one := printed("table-7", row, part[1], data="imagenette", classes=part[0])) and one.bold
         ]
         measure = f"{part[1]}, {part[0]} classes"
-        best.add(measure=measure, here=", ".join(ours) if complete else NOT_RUN, paper=", ".join(theirs))
+        best.add(
+            measure=measure, here=", ".join(ours) if needed <= set(evaluated) else NOT_RUN, paper=", ".join(theirs)
+        )
     fastest = None if times is None else min(times.values["rows"].items(), key=lambda item: item[1]["milliseconds"])[0]
     best.add(measure="time per image", here=NOT_RUN if fastest is None else ROWS[fastest], paper="not printed")
-    best.notes.append("All methods whose 95 % interval overlaps that of the best mean.")
+    best.notes.append("All methods that were run and whose 95 % interval overlaps that of the best mean.")
     return ["## Which method is best at what, and at which cost\n", best.to_markdown(), table.to_markdown()]
 
 

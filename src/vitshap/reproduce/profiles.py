@@ -1,8 +1,9 @@
-"""Profiles: the same specifications and steps at three sizes. Only data, model and the numbers of a measurement differ.
+"""Profiles: the same specifications and steps at four sizes. Only data, model and the numbers of a measurement differ.
 
-``smoke`` checks that everything works, on the embedded digits; its numbers say nothing about the paper. ``small`` is
-DeiT-Tiny on the real data sets, with chest radiographs in place of MURA, which may not be redistributed. ``full`` is the
-paper's own: ViT-Base, and ViT-Tiny, -Small and -Large on ImageNette.
+``smoke`` checks that everything works, on the embedded digits; its numbers say nothing about the paper. ``cpu`` is
+DeiT-Tiny on ImageNette with short trainings and few test images, for two CPU cores. ``small`` is DeiT-Tiny on the real
+data sets, with chest radiographs in place of MURA, which may not be redistributed. ``full`` is the paper's own: ViT-Base,
+and ViT-Tiny, -Small and -Large on ImageNette.
 """
 
 from __future__ import annotations
@@ -44,10 +45,14 @@ class Setting:
 class Scale:
     """Numbers of the measurements; the defaults are the paper's."""
 
-    split: tuple[int, int, int] | None = None
+    split: tuple[int, int | None, int | None] | None = None
     """Training, validation and test images at most; None: all."""
     images: int | None = None
     """Evaluated images at most; None: those of the authors."""
+    curve_step: int = 1
+    """Patches between the points of insertion and deletion; the area is then that of the trapezoidal rule."""
+    loss_images: int | None = None
+    """Validation and test images on which an explainer's loss is measured, at most; None: all."""
     subsets: int = 1000
     """Of faithfulness and sensitivity-n, per image."""
     shapley_images: int | None = None
@@ -57,6 +62,8 @@ class Scale:
     paired: int = 2**18
     unpaired: int = 3 * 2**17
     """Evaluations per image of KernelSHAP as published."""
+    refined: int = 4096
+    """Evaluations per image of ``refine``."""
     masks: int = 2000
     """Of RISE."""
     retrained_methods: tuple[str, ...] | None = None
@@ -142,7 +149,7 @@ _SMOKE_SECONDS = {
     "truth": 3,
     "kernelshap-paired": 3,
     "kernelshap-unpaired": 3,
-    "kernelshap-default": 1,
+    **dict.fromkeys(("kernelshap-default", "refine-tokens", "refine-explainer"), 1),
     "explainer-error": 1,
     "evaluate-main-rivals": 10,
     "evaluate-main-variants": 6,
@@ -179,7 +186,7 @@ _SMALL_SECONDS = {
     "truth": 240,
     "kernelshap-paired": 260,
     "kernelshap-unpaired": 380,
-    "kernelshap-default": 60,
+    **dict.fromkeys(("kernelshap-default", "refine-tokens", "refine-explainer"), 60),
     "explainer-error": 10,
     "evaluate-main-rivals": 420,
     "evaluate-main-variants": 230,
@@ -219,6 +226,7 @@ SMOKE = Profile(
         truth=4096,
         paired=4096,
         unpaired=4096,
+        refined=512,
         masks=200,
         retrained_methods=None,
         roar_counts=(4, 12),
@@ -241,6 +249,68 @@ SMOKE = Profile(
     ),
     _SMOKE_SECONDS,
     hardware="one thread of an idle CPU",
+)
+CPU = Profile(
+    "cpu",
+    "DeiT-Tiny on ImageNette, short trainings and few images, two CPU cores",
+    dict.fromkeys(
+        (("imagenette", "vit-tiny"), ("imagenette", "vit-base")),
+        Setting(
+            "imagenette",
+            "imagenette",
+            "imagenette-deit-tiny",
+            "imagenette-deit-tiny",
+            model=_DEIT,
+            changes=(
+                "data.split=authors",
+                "model.head_rows=[482, 569, 0, 217, 497, 701, 566, 491, 574, 571]",  # in the authors' order of classes
+                "explainer.procedure=paper",
+            ),
+            explained_others=1,
+            label="reduced scale",
+            note="DeiT-Tiny (ImageNet-1k) in place of the paper's ViTs (ImageNet-21k), trained briefly on two CPU cores",
+        ),
+    ),
+    Scale(
+        split=(6000, 256, None),
+        images=64,
+        curve_step=7,
+        loss_images=64,
+        subsets=200,
+        shapley_images=8,
+        truth=2**13,
+        paired=2**14,
+        unpaired=2**14,
+        refined=2048,
+        masks=500,
+        retrained_methods=("vitshap", "random"),
+        retrained_counts=(56, 112),
+        retrained_from="classifier",
+        retrained_epochs=1,
+        removal_step=28,
+        ablation_epochs=1,
+        procedure_views=1,
+        procedure_variants=(0, 2, 13),
+        convergence_budgets=(1024, 4096),
+        timed_images=16,
+        grid_images=4,
+        training=(
+            "classifier.loop={epochs: 1, batch_size: 64, learning_rate: 1e-5, warmup_steps: 20}",
+            "surrogate.loop={epochs: 2, batch_size: 64, learning_rate: 1e-4, warmup_steps: 20}",
+            "surrogate.augmentation={vertical_flip: 0, crop_scale: [0.5, 1.0]}",
+            "explainer.loop={epochs: 1, batch_size: 64, learning_rate: 1e-4, warmup_steps: 20, validate_every: 1}",
+            "explainer.coalitions=32",
+            "explainer.validation_coalitions=8",
+        ),
+        default_training=(
+            "explainer.loop={epochs: 3, batch_size: 64, learning_rate: 3e-4, warmup_steps: 20, validate_every: 1}",
+            "explainer.augmentation={vertical_flip: 0, crop_scale: [0.5, 1.0]}",
+            "explainer.values={views: 3, coalitions: 12, low_confidence_oversampling: 1}",
+            "explainer.validation_coalitions=8",
+        ),
+    ),
+    {},
+    hardware="two CPU cores",
 )
 SMALL = Profile(
     "small",
@@ -314,7 +384,7 @@ FULL = Profile(
     },
     hardware="one H200, projected",
 )
-PROFILES = {one.name: one for one in (SMOKE, SMALL, FULL)}
+PROFILES = {one.name: one for one in (SMOKE, CPU, SMALL, FULL)}
 
 
 def profile(name: str) -> Profile:

@@ -1,9 +1,9 @@
-"""KernelSHAP against an independent truth: its error as evaluations increase, and where it passes the explainers'.
+"""Estimators against an independent truth: their errors as evaluations increase, and where they pass the explainers'.
 
 The truth is ``kernelshap`` with many evaluations and other random numbers than any estimate that is compared with it. The
-estimates are KernelSHAP as published, with and without pairs, and our own, on the same images; their errors are measured
-at growing numbers of evaluations of one run. Images are estimated in small batches, each stored when it is done, so that
-an interrupted step continues.
+estimates are KernelSHAP as published, with and without pairs, our ``kernelshap``, and ``refine`` with and without an
+explainer, on the same images; their errors are measured at growing numbers of evaluations of one run. Images are estimated
+in small batches, each stored when it is done, so that an interrupted step continues.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from torch import Tensor
 from vitshap.estimators import truth
 from vitshap.estimators.estimate import Estimate
 from vitshap.estimators.kernel import kernelshap, kernelshap_original
+from vitshap.estimators.posterior import Prior
+from vitshap.estimators.refine import refine
+from vitshap.experiments.estimates import REFINED, TOKENS, Subject
 from vitshap.files import read_tensors, write_tensors
 from vitshap.game import Game
 from vitshap.metrics.statistics import correlate
@@ -31,6 +34,8 @@ BATCH = 4
 TRUTH_SEED = 10**6
 """Seed of the truth: no estimate has the same random numbers."""
 VALUES = "values.safetensors"
+PRIORS = {"refine-tokens": TOKENS, "refine-explainer": REFINED}
+"""The prior of each step that measures ``refine``."""
 MEASURES = ("distance", "pearson", "spearman")
 THRESHOLD = 0.2
 """Of the largest standard error to the range of the values, at which KernelSHAP stops in the comparison of maps."""
@@ -68,30 +73,50 @@ def stored_truth(context: Context) -> truth.Truth:
     return truth.load(context.store.folder(context.setting.name, "truth"), surrogate=context.surrogate.fingerprint())
 
 
-def measure_kernelshap(context: Context, folder: Path, *, kind: str) -> dict[str, Any]:
-    """Measure the error of KernelSHAP at growing numbers of evaluations.
+def measure_estimator(context: Context, folder: Path, *, kind: str) -> dict[str, Any]:
+    """Measure the error of an estimator at growing numbers of evaluations.
 
-    ``kind``: "paired" or "unpaired" as published, or "default", our estimator, with an eighth of the evaluations.
+    ``kind``: the step, "kernelshap-paired" or "kernelshap-unpaired" as published; "kernelshap-default", our estimator, with
+    an eighth of the evaluations; "refine-tokens" or "refine-explainer", which corrects our default explainer.
     """
-    budgets = {"paired": context.scale.paired, "unpaired": context.scale.unpaired, "default": context.scale.paired // 8}
-    budget, known, targets = budgets[kind], stored_truth(context), predictions(context)
-    game_of, note = compared_games(context), _note(context, f"KernelSHAP {kind}")
+    scale = context.scale
+    budget = {
+        "kernelshap-paired": scale.paired,
+        "kernelshap-unpaired": scale.unpaired,
+        "kernelshap-default": scale.paired // 8,
+    }.get(kind, scale.refined)
+    known, targets, subject = stored_truth(context), predictions(context), _subject(context, kind)
+    note = _note(context, kind)
     folder.mkdir(parents=True, exist_ok=True)
     parts = []
     for start in range(0, len(targets), BATCH):
         here = slice(start, min(start + BATCH, len(targets)))
         path = folder / f"part-{start:05d}.safetensors"
         if not path.exists():
-            write_tensors(path, _run(game_of(here), kind, budget, known.values[here], SEED + start))
+            game = subject.game(here)
+            prior = subject.prior(here, PRIORS[kind], game) if kind in PRIORS else None
+            write_tensors(path, _run(game, kind, prior, budget, known.values[here], SEED + start))
         parts.append(read_tensors(path))
         note(here.stop, len(targets))
-    final = context.store.folder(context.setting.name, f"kernelshap-{kind}")
+    final = context.store.folder(context.setting.name, kind)
     final.mkdir(parents=True, exist_ok=True)
     write_tensors(final / VALUES, {"values": torch.cat([part["values"] for part in parts]).float()})
     errors = {name: torch.cat([part[name] for part in parts], 1) for name in MEASURES}  # [points, N, K]
     found: dict[str, Any] = {"evaluations": parts[0]["evaluations"].tolist(), "images": len(targets)}
     found["curves"] = {name: by_class(each, targets) for name, each in errors.items()}
     return found
+
+
+def stored_values(context: Context, step: str) -> Tensor:
+    """Return the last values ``[N, d, K]`` of an estimator."""
+    return read_tensors(context.result(step).folder / VALUES)["values"].double()
+
+
+def _subject(context: Context, kind: str) -> Subject:
+    """Return the compared images with what an estimator needs."""
+    explainer = context.explainer("train-explainer-default") if kind == "refine-explainer" else None
+    pixels = context.pixels(context.surrogate, context.compared)
+    return Subject(context.surrogate, pixels, explainer, compared_games(context, pixels), BATCH)
 
 
 def measure_explainers(context: Context, folder: Path) -> dict[str, Any]:
@@ -132,7 +157,7 @@ def by_class(errors: Tensor, targets: Tensor) -> dict[str, dict[str, list[float]
     return found
 
 
-def _run(game: Game, kind: str, budget: int, known: Tensor, seed: int) -> dict[str, Tensor]:
+def _run(game: Game, kind: str, prior: Prior | None, budget: int, known: Tensor, seed: int) -> dict[str, Tensor]:
     """Return the errors of the partial estimates of one run, ``[points, B, K]``, and its last values."""
     points: list[dict[str, Tensor]] = []
     used: list[int] = []
@@ -141,20 +166,23 @@ def _run(game: Game, kind: str, budget: int, known: Tensor, seed: int) -> dict[s
         used.append(estimate.evaluations)
         points.append(errors_to(estimate.values, known))
 
-    if kind == "default":
+    if prior is not None:
+        last = refine(game, prior, budget=budget, seed=seed, progress=partial)
+    elif kind == "kernelshap-default":
         last = kernelshap(game, budget=budget, seed=seed, progress=partial)
     else:
-        last = kernelshap_original(game, budget=budget, paired=kind == "paired", seed=seed, progress=partial)
+        paired = kind == "kernelshap-paired"
+        last = kernelshap_original(game, budget=budget, paired=paired, seed=seed, progress=partial)
     errors = {name: torch.stack([point[name] for point in points]) for name in MEASURES}
     return {**errors, "evaluations": torch.tensor(used), "values": last.values.cpu()}
 
 
-def compared_games(context: Context) -> Callable[[slice], Game]:
+def compared_games(context: Context, pixels: Tensor | None = None) -> Callable[[slice], Game]:
     """Return a function that makes the game of some of the compared images, in the fastest precision of the device."""
     surrogate = context.surrogate
     evaluate = Evaluator(surrogate, compiled=surrogate.device.type == "cuda")
-    pixels = context.pixels(surrogate, context.compared)
-    return lambda part: evaluate.model.game(pixels[part].to(evaluate.dtype))
+    images = context.pixels(surrogate, context.compared) if pixels is None else pixels
+    return lambda part: evaluate.model.game(images[part].to(evaluate.dtype))
 
 
 def predictions(context: Context) -> Tensor:

@@ -42,8 +42,21 @@ MAIN_METHODS = tuple(name for name in ALL_METHODS if name not in _LEFT_OUT)
 """Rows of the tables in its main text, and ours."""
 EVALUATED_PARTS = ("rivals", "variants", "train-explainer-paper", "train-explainer-default")
 """Methods that are evaluated in a step of their own: those of the main text, their variants, each explainer."""
-ERROR_STEPS = ("kernelshap-paired", "kernelshap-unpaired", "kernelshap-default", "explainer-error")
-"""Steps that measure errors against converged Shapley values."""
+ESTIMATORS = {
+    "kernelshap-paired": "KernelSHAP, paired",
+    "kernelshap-unpaired": "KernelSHAP, unpaired",
+    "kernelshap-default": "kernelshap (ours)",
+    "refine-tokens": "refine (ours), without an explainer",
+    "refine-explainer": "refine (ours), with vitshap's explainer",
+}
+"""Steps that measure errors of estimators against converged Shapley values, and what they are called."""
+ESTIMATED_ROWS = {
+    "kernelshap-original": "kernelshap-paired",
+    "kernelshap": "kernelshap-default",
+    "refine-tokens": "refine-tokens",
+    "refine-explainer": "refine-explainer",
+}
+"""Rows of table 12 and the steps whose values they show."""
 MAP_METHODS = (
     "attention-last",
     "attention-rollout",
@@ -70,6 +83,7 @@ SAME_RUN = (
     "The authors' truth is the end of the very run whose error they plot, so that its error reaches zero; here it is an "
     "independent estimate."
 )
+BUDGETS = "Our kernelshap has an eighth of the evaluations of KernelSHAP as published, refine at most 4,096 per image."
 LAST_EPOCH = "The authors' retrained accuracies are those of the last epoch, not of the best."
 
 
@@ -221,9 +235,9 @@ def _tables() -> list[Specification]:
             "kernelshap-areas",
             kernelshap,
             SHAPLEY_IMAGES,
-            (*EXPLAINERS, "kernelshap-original", "truth"),
+            (*EXPLAINERS, *ESTIMATED_ROWS, "truth"),
             ("insertion", "deletion"),
-            (SAME_RUN,),
+            (SAME_RUN, BUDGETS),
         ),
     ]
 
@@ -329,11 +343,11 @@ def _figures() -> list[Specification]:
             "figure-12",
             "Error of KernelSHAP against evaluations",
             "kernelshap-error",
-            tuple(Panel("imagenette", "vit-base", step) for step in ERROR_STEPS),
+            tuple(Panel("imagenette", "vit-base", step) for step in (*ESTIMATORS, "explainer-error")),
             SHAPLEY_IMAGES,
-            ("kernelshap-original", "kernelshap", *EXPLAINERS),
+            (*ESTIMATED_ROWS, *EXPLAINERS),
             ("distance", "pearson", "spearman"),
-            (SAME_RUN,),
+            (SAME_RUN, BUDGETS),
         ),
         Specification(
             "figure-13",

@@ -17,7 +17,14 @@ from torch import Tensor
 
 from vitshap.errors import did_you_mean
 from vitshap.reproduce.context import Context
-from vitshap.reproduce.specifications import ABLATIONS, EVALUATED_PARTS, Specification, evaluated_step, panel_steps
+from vitshap.reproduce.specifications import (
+    ABLATIONS,
+    ESTIMATORS,
+    EVALUATED_PARTS,
+    Specification,
+    evaluated_step,
+    panel_steps,
+)
 from vitshap.reproduce.store import digest
 
 Run = Callable[[Context, Path], Any]
@@ -99,15 +106,11 @@ def _trainings() -> Iterable[Step]:
 def _measurements() -> Iterable[Step]:
     compared, evaluated = ("scale.shapley_images",), ("scale.images", "scale.masks")
     yield Step("truth", "converged Shapley values", "shapley:compute_truth", MODELS, (*compared, "scale.truth"))
-    for kind in ("paired", "unpaired", "default"):
-        yield Step(
-            f"kernelshap-{kind}",
-            "error of our KernelSHAP" if kind == "default" else f"error of KernelSHAP as published, {kind}",
-            "shapley:measure_kernelshap",
-            (*MODELS, "truth"),
-            (*compared, "scale.unpaired" if kind == "unpaired" else "scale.paired"),
-            (("kind", kind),),
-        )
+    for name, what in ESTIMATORS.items():
+        needs = (*MODELS, EXPLAINERS[1], "truth") if name == "refine-explainer" else (*MODELS, "truth")
+        size = "refined" if name.startswith("refine-") else "unpaired" if name == "kernelshap-unpaired" else "paired"
+        reads = (*compared, f"scale.{size}")
+        yield Step(name, f"error of {what}", "shapley:measure_estimator", needs, reads, (("kind", name),))
     yield Step(
         "explainer-error",
         "error of both explainers",
@@ -149,9 +152,9 @@ def _measurements() -> Iterable[Step]:
     )
     yield Step(
         "evaluate-kernelshap",
-        "insertion and deletion of KernelSHAP and of the truth",
+        "insertion and deletion of KernelSHAP, our estimators and the truth",
         "measurements:evaluate_kernelshap",
-        (*MODELS, *EXPLAINERS, "truth", "kernelshap-paired"),
+        (*MODELS, *EXPLAINERS, "truth", *(name for name in ESTIMATORS if name != "kernelshap-unpaired")),
     )
     yield Step(
         "maps-kernelshap",

@@ -102,7 +102,7 @@ def fitted(
         surrogate, train, val, folder, config, classifier=classifier, resume=True, console=context.console
     )
     metric = "selection_loss" if config.procedure == "values" else "loss"
-    values = {**losses(explainer, val, context.opened("test", surrogate)), **_history(folder, metric)}
+    values = {**losses(context, explainer), **_history(folder, metric)}
     return values, explainer.state_dict()
 
 
@@ -117,7 +117,7 @@ def ablation(context: Context, folder: Path, variant: str) -> Outcome:
     explainer = fit_explainer(
         surrogate, train, val, folder, config, classifier=classifier, resume=True, console=context.console
     )
-    values = {**losses(explainer, val, context.opened("test", surrogate)), **_history(folder, "loss")}
+    values = {**losses(context, explainer), **_history(folder, "loss")}
     return {**values, **excess(context, explainer)}, {}
 
 
@@ -169,12 +169,12 @@ def excess(context: Context, explainer: Explainer) -> dict[str, float]:
     return {"reference_loss": true_loss, "excess": own_loss - true_loss}
 
 
-def losses(explainer: Explainer, val: PixelSource, test: PixelSource) -> dict[str, float]:
+def losses(context: Context, explainer: Explainer) -> dict[str, float]:
     """Measure the paper's loss on validation and test images, beside that of equal values for all patches."""
     found: dict[str, float] = {}
     surrogate = explainer.surrogate
-    for part, source in (("validation", val), ("test", test)):
-        images = Images(surrogate, source, None, seed=SEED)
+    for part, name in (("validation", "val"), ("test", "test")):
+        images = Images(surrogate, context.of_losses(name, surrogate), None, seed=SEED)
         fixed = ValidationSet(None, Evaluator(surrogate), images, pairs=TEST_SUBSETS)
         with evaluating(explainer):
             measured = fixed.losses(explainer, 256)

@@ -19,7 +19,7 @@ from vitshap.plots.comparisons import Band, comparison_figure
 from vitshap.plots.comparisons import Panel as Chart
 from vitshap.reproduce.paper import METHODS, Number, printed, tables
 from vitshap.reproduce.profiles import Profile, Setting
-from vitshap.reproduce.specifications import ABLATIONS, EXPLAINERS, OURS, Panel, Specification, panel_steps
+from vitshap.reproduce.specifications import ABLATIONS, ESTIMATORS, EXPLAINERS, OURS, Panel, Specification, panel_steps
 from vitshap.reproduce.store import Result, Store
 
 NOT_RUN = "not run"
@@ -30,7 +30,9 @@ ROWS = {
     "vit-shapley": "ViT Shapley (the paper's procedure)",
     OURS: "vitshap (default procedure)",
     "kernelshap-original": "KernelSHAP",
-    "kernelshap": "kernelshap",
+    "kernelshap": "kernelshap (ours)",
+    "refine-tokens": "refine (ours), without an explainer",
+    "refine-explainer": "refine (ours), with vitshap's explainer",
     "truth": "truth (kernelshap, independent)",
 }
 ARROWS = {"deletion": "\N{DOWNWARDS ARROW}"}
@@ -260,16 +262,15 @@ class Viewer:
 
     def _errors(self, view: View) -> None:
         panel = view.specification.panels[0]
-        kinds = {"paired": "KernelSHAP, paired", "unpaired": "KernelSHAP, unpaired", "default": "kernelshap (ours)"}
-        results = {kind: self._found(view, panel, f"kernelshap-{kind}")[1] for kind in kinds}
+        results = {step: self._found(view, panel, step)[1] for step in ESTIMATORS}
         for result in results.values():
             self._count(view, result)
-        known = {kind: result for kind, result in results.items() if result is not None}
+        known = {ESTIMATORS[step]: result for step, result in results.items() if result is not None}
         explainers = self._found(view, panel, "explainer-error")[1]
         self._count(view, explainers)
         lines = {} if explainers is None else explainers.values["rows"]
         columns = (Column("compared", title="evaluations at which it passes"), *(Column(row) for row in EXPLAINERS))
-        table = Table("Evaluations per image at which KernelSHAP passes an explainer (distance)", columns)
+        table = Table("Evaluations per image at which an estimator passes an explainer (distance)", columns)
         for classes in ("target", "non-target"):
             charts = []
             for measure in view.specification.metrics:
@@ -277,7 +278,7 @@ class Viewer:
                 for kind, result in known.items():
                     curve = result.values["curves"][measure].get(classes)
                     if curve is not None:
-                        bands[kinds[kind]] = _band(result.values["evaluations"], curve["mean"], curve["interval"])
+                        bands[kind] = _band(result.values["evaluations"], curve["mean"], curve["interval"])
                 reach = [band.x for band in bands.values()]
                 for row in lines if reach else ():
                     line = lines[row][measure].get(classes)
@@ -294,7 +295,7 @@ class Viewer:
                 for row in lines if curve is not None else ():
                     level, evaluations = lines[row]["distance"][classes]["mean"][0], result.values["evaluations"]
                     shown[row] = _passed(crossing(evaluations, curve["mean"], level), evaluations[0])
-                table.add(compared=f"{kinds[kind]}, {classes}", **shown)
+                table.add(compared=f"{kind}, {classes}", **shown)
         table.notes.append(
             "The paper: about 120,000 for KernelSHAP as published, about 40,000 with pairs (target class)."
         )
