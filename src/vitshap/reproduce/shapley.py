@@ -26,7 +26,7 @@ from vitshap.files import read_tensors, write_tensors
 from vitshap.game import Game
 from vitshap.metrics.statistics import correlate
 from vitshap.models.base import evaluating
-from vitshap.reproduce.context import SEED, Context
+from vitshap.reproduce.context import EXPLAINER_STEPS, SEED, Context
 from vitshap.training.values.store import Evaluator
 
 BATCH = 4
@@ -119,16 +119,17 @@ def _subject(context: Context, kind: str) -> Subject:
     return Subject(context.surrogate, pixels, explainer, compared_games(context, pixels), BATCH)
 
 
-def measure_explainers(context: Context, folder: Path) -> dict[str, Any]:
-    """Measure the errors of both explainers on the same images."""
+def measure_explainer(context: Context, folder: Path, *, trained: str) -> dict[str, Any]:
+    """Measure the error of the explainer that the step ``trained`` left, on the same images."""
     known, targets = stored_truth(context), predictions(context)
-    pixels, found = context.pixels(context.surrogate, context.compared), {}
-    for row, explainer in context.explainers().items():
-        with torch.no_grad():
-            values = explainer(pixels).values.double()
-        errors = errors_to(values, known.values)
-        found[row] = {name: by_class(each[None], targets) for name, each in errors.items()}
-    return {"images": len(targets), "rows": found}
+    with torch.no_grad():
+        values = context.explainer(trained)(context.pixels(context.surrogate, context.compared)).values.double()
+    errors = errors_to(values, known.values)
+    row = next(row for row, step in EXPLAINER_STEPS.items() if step == trained)
+    return {
+        "images": len(targets),
+        "rows": {row: {name: by_class(each[None], targets) for name, each in errors.items()}},
+    }
 
 
 def errors_to(values: Tensor, known: Tensor) -> dict[str, Tensor]:

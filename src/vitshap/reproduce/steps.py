@@ -21,6 +21,7 @@ from vitshap.reproduce.specifications import (
     ABLATIONS,
     ESTIMATORS,
     EVALUATED_PARTS,
+    EXPLAINER_ERRORS,
     Specification,
     evaluated_step,
     panel_steps,
@@ -107,25 +108,21 @@ def _measurements() -> Iterable[Step]:
     compared, evaluated = ("scale.shapley_images",), ("scale.images", "scale.masks")
     yield Step("truth", "converged Shapley values", "shapley:compute_truth", MODELS, (*compared, "scale.truth"))
     for name, what in ESTIMATORS.items():
-        needs = (*MODELS, EXPLAINERS[1], "truth") if name == "refine-explainer" else (*MODELS, "truth")
+        before = (*MODELS, EXPLAINERS[1], "truth") if name == "refine-explainer" else (*MODELS, "truth")
         size = "refined" if name.startswith("refine-") else "unpaired" if name == "kernelshap-unpaired" else "paired"
-        reads = (*compared, f"scale.{size}")
-        yield Step(name, f"error of {what}", "shapley:measure_estimator", needs, reads, (("kind", name),))
-    yield Step(
-        "explainer-error",
-        "error of both explainers",
-        "shapley:measure_explainers",
-        (*MODELS, *EXPLAINERS, "truth"),
-        compared,
-    )
+        options = (("kind", name),)
+        yield Step(name, f"error of {what}", "shapley:measure_estimator", before, (*compared, f"scale.{size}"), options)
+    for name, trained in zip(EXPLAINER_ERRORS, EXPLAINERS, strict=True):
+        what, options = f"error of {trained.removeprefix('train-')}", (("trained", trained),)
+        yield Step(name, what, "shapley:measure_explainer", (*MODELS, trained, "truth"), compared, options)
     subsets = (*evaluated, "scale.subsets")
     for name, what in (("main", "predicted class and all others"), ("abnormal", "images predicted abnormal, or not")):
         reads = (*subsets, "setting")
         for part in EVALUATED_PARTS:
             needs = (*MODELS, part) if part in EXPLAINERS else MODELS
-            options = (("which", name), ("part", part))
+            chosen = (("which", name), ("part", part))
             of = f"insertion, deletion and faithfulness, {part.removeprefix('train-')}: {what}"
-            yield Step(evaluated_step(name, part), of, "measurements:evaluate_methods", needs, reads, options)
+            yield Step(evaluated_step(name, part), of, "measurements:evaluate_methods", needs, reads, chosen)
         suffix = "" if name == "main" else "-abnormal"
         yield Step(
             f"sensitivity{suffix}",

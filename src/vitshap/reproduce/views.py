@@ -19,7 +19,16 @@ from vitshap.plots.comparisons import Band, comparison_figure
 from vitshap.plots.comparisons import Panel as Chart
 from vitshap.reproduce.paper import METHODS, Number, printed, tables
 from vitshap.reproduce.profiles import Profile, Setting
-from vitshap.reproduce.specifications import ABLATIONS, ESTIMATORS, EXPLAINERS, OURS, Panel, Specification, panel_steps
+from vitshap.reproduce.specifications import (
+    ABLATIONS,
+    ESTIMATORS,
+    EXPLAINER_ERRORS,
+    EXPLAINERS,
+    OURS,
+    Panel,
+    Specification,
+    panel_steps,
+)
 from vitshap.reproduce.store import Result, Store
 
 NOT_RUN = "not run"
@@ -266,9 +275,11 @@ class Viewer:
         for result in results.values():
             self._count(view, result)
         known = {ESTIMATORS[step]: result for step, result in results.items() if result is not None}
-        explainers = self._found(view, panel, "explainer-error")[1]
-        self._count(view, explainers)
-        lines = {} if explainers is None else explainers.values["rows"]
+        lines: dict[str, Any] = {}
+        for step in EXPLAINER_ERRORS:
+            result = self._found(view, panel, step)[1]
+            self._count(view, result)
+            lines |= {} if result is None else result.values["rows"]
         columns = (Column("compared", title="evaluations at which it passes"), *(Column(row) for row in EXPLAINERS))
         table = Table("Evaluations per image at which an estimator passes an explainer (distance)", columns)
         for classes in ("target", "non-target"):
