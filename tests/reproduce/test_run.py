@@ -20,7 +20,8 @@ from vitshap.reproduce import command, store
 from vitshap.reproduce.context import Context, Sources
 from vitshap.reproduce.profiles import PROFILES
 from vitshap.reproduce.runner import FILES, LARGEST, Runner, Task, named_tasks, tasks_of
-from vitshap.reproduce.specifications import ALL_METHODS, EXPLAINERS, MAIN_METHODS, SPECIFICATIONS
+from vitshap.reproduce.shapley import predictions, stored_truth, stored_values
+from vitshap.reproduce.specifications import ALL_METHODS, ESTIMATORS, EXPLAINERS, MAIN_METHODS, SPECIFICATIONS
 from vitshap.reproduce.store import SHARD, Store, rounded
 from vitshap.reproduce.views import ROWS, Viewer, crossing
 from vitshap.training import loop
@@ -173,6 +174,25 @@ def test_damaged_results_are_reported(tmp_path: Path) -> None:
     write_text(path, "[1]")
     with pytest.raises(ValueError, match="is damaged"):
         Store(tmp_path).find("digits", "truth")
+
+
+@pytest.mark.parametrize("name", [*ESTIMATORS])
+def test_errors_of_estimators_are_those_of_their_last_values(finished: Runner, name: str) -> None:
+    context = finished.context(TINY.setting("imagenette", "vit-base"))
+    found, targets = context.result(name).values, predictions(context)
+    wrong = stored_values(context, name) - stored_truth(context).values  # [N, d, K]
+    distance = wrong[torch.arange(len(targets)), :, targets].square().sum(1).sqrt()
+    assert found["curves"]["distance"]["target"]["mean"][-1] == pytest.approx(float(distance.mean()), rel=1e-4)
+    budget = TINY.scale.refined if name.startswith("refine") else TINY.scale.paired
+    assert found["evaluations"] == sorted(found["evaluations"])
+    assert found["evaluations"][-1] <= budget
+
+
+def test_refine_corrects_the_explainer(finished: Runner) -> None:
+    context = finished.context(TINY.setting("imagenette", "vit-base"))
+    before = context.result("explainer-error-default").values["rows"]["vitshap"]["distance"]["target"]["mean"][0]
+    after = context.result("refine-explainer").values["curves"]["distance"]["target"]["mean"][-1]
+    assert after < 0.5 * before, "128 evaluations of 16 players"
 
 
 def test_numbers_are_stored_short_and_finite() -> None:
