@@ -16,6 +16,7 @@ from vitshap.experiments.tables import Column, Table
 from vitshap.files import write_text
 from vitshap.reproduce.paper import METHODS, printed
 from vitshap.reproduce.profiles import PROFILES, Profile, Scale
+from vitshap.reproduce.runner import tasks_of
 from vitshap.reproduce.specifications import (
     ALL_METHODS,
     EVALUATED_PARTS,
@@ -39,6 +40,7 @@ from vitshap.reproduce.views import (
     printed_text,
     was_run,
 )
+from vitshap.training.recipes.clock import duration
 
 PUBLISHED = "small"
 """The profile whose results are on the main pages."""
@@ -60,6 +62,10 @@ What a number means:
 What differs from the paper, and why: [differences](../differences.md). The same on two CPU cores, with short trainings and
 few images: [on a CPU](cpu.md).
 """
+WHY_NOT_RUN = (
+    "They need more time on a GPU than there was. ViT-Small and ViT-Large (tables 8 and 9, figure 11) belong to the "
+    "profile `full`: no weights of theirs could be had."
+)
 BRIEF_INTRODUCTION = """# On a CPU
 
 What `vitshap reproduce --profile cpu` gives on two CPU cores: the steps of the [other pages](index.md), with trainings so
@@ -98,7 +104,7 @@ def pages(docs: Path) -> dict[str, str]:
     figures = [sections[view.specification.id] for view in views if not _is_table(view)]
     on_cpu = [_section(view, BRIEF) for view in brief if view.filled]
     return {
-        "index.md": "\n".join([INTRODUCTION, *_glance(docs, PUBLISHED), *_status(views)]),
+        "index.md": "\n".join([INTRODUCTION, *_glance(docs, PUBLISHED), *_not_run(docs), *_status(views)]),
         "tables.md": "\n".join(["# Tables\n", LEGEND, "", *tables]),
         "figures.md": "\n".join(["# Figures\n", *figures]),
         "cpu.md": "\n".join([BRIEF_INTRODUCTION + _scale(PROFILES[BRIEF]), *_glance(docs, BRIEF), *on_cpu]),
@@ -160,6 +166,23 @@ def _section(view: View, profile: str) -> str:
     elif not _is_table(view):
         lines.append("The paper shows these curves as a picture and prints no numbers.\n")
     return "\n".join(lines)
+
+
+def _not_run(docs: Path) -> list[str]:
+    """Return which steps have not been run, how long they would take, and why they are missing."""
+    profile, store = PROFILES[PUBLISHED], Store(docs / DATA / PUBLISHED)
+    missing: dict[str, list[str]] = {}
+    for task in tasks_of(profile, SPECIFICATIONS.values()):
+        if store.find(task.setting.name, task.step) is None:
+            missing.setdefault(task.setting.name, []).append(task.step)
+    if not missing:
+        return []
+    table = Table("Steps that have not been run", (Column("setting"), Column("steps"), Column("estimated")))
+    for setting, names in missing.items():
+        seconds = sum(profile.expected(name) or 0 for name in names)
+        table.add(setting=setting, steps=", ".join(names), estimated=duration(seconds))
+    table.notes.append(f"Estimated: {profile.hardware}. {WHY_NOT_RUN}")
+    return ["## Not run, and why\n", table.to_markdown()]
 
 
 def _status(views: list[View]) -> list[str]:
