@@ -213,6 +213,22 @@ def test_it_can_be_read_by_everyone(browser: Browser, folder: Path, size: tuple[
             assert found.page.evaluate(chromium.CUT_OFF, size[0]) == []
 
 
+def test_a_photo_may_be_chosen_before_the_model_is_there(browser: Browser, folder: Path, tmp_path: Path) -> None:
+    (photo,) = made.photos(tmp_path, 1)
+    held_back = (
+        "navigator.serviceWorker.register = () => new Promise((_, reject) => { window.goOn = () => reject(Error()); });"
+    )
+    with static_host(folder) as address, chromium.tab(browser, address) as found:
+        found.page.add_init_script(held_back)
+        found.page.goto(address)
+        found.until("!!window.goOn")
+        found.page.set_input_files("#file", photo)
+        assert found.page.evaluate("window.vitshap.model") is None
+        found.page.evaluate("window.goOn()")
+        found.until("window.vitshap.panes[0]?.viewer?.curve")
+        assert found.complaints == []
+
+
 def test_what_cannot_be_read_is_said(browser: Browser, folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "words.jpg"
     path.write_text("these are words")

@@ -126,7 +126,8 @@ export class App {
     this.next = null; // what the next chosen file is for: null, or "compare"
   }
 
-  async start() {
+  // Photos are taken at once; the models are asked for after `before`.
+  async start(before = null) {
     startTheme(byId("theme"));
     const select = byId("model");
     const choose = (purpose) => { this.next = purpose; byId("file").click(); };
@@ -148,6 +149,7 @@ export class App {
       if (event.target === document.body) { this.panes[0]?.viewer?.key(event); }
     });
     try {
+      await before;
       const { models } = await this.backend.models();
       byId("loading").hidden = true;
       this.models = models;

@@ -30,4 +30,4 @@ function onLoading(done, all) {
 document.getElementById("model").closest("label").hidden = true; // there is one
 const app = new App(new InBrowser({ onLoading }));
 window.vitshap = app;
-keepFiles().then(() => app.start());
+app.start(keepFiles());
