@@ -76,7 +76,7 @@ class Context:
         """Recipe of classifier, surrogate and the explainer by the paper's procedure."""
         setting = self.setting
         source = self.sources.data.get(setting.data) or self.sources.data.get("")
-        changes = [*setting.changes, *self.scale.training]
+        changes = [*self.scale.training, *setting.changes]
         if self.sources.cache is not None:
             changes.append(f"data.cache={self.sources.cache}")
         if setting.model is not None and self.sources.weights is not None:
@@ -96,7 +96,8 @@ class Context:
     @cached_property
     def default_explainer(self) -> ExplainerTraining:
         """Settings of the explainer by our default procedure."""
-        recipe = load_recipe(self.setting.default_recipe, settings=self.scale.default_training)
+        changes = [*self.scale.default_training, *self.setting.default_changes]
+        recipe = load_recipe(self.setting.default_recipe, settings=changes)
         return replace(recipe.explainer, compiled=self.device.type == "cuda")
 
     @cached_property

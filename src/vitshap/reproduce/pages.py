@@ -140,7 +140,13 @@ def _scale(profile: Profile) -> str:
         table.add(what=what, here=f"{here:,}", paper=f"{there:,}")
     changes = [f"- `{one}`" for one in scale.training]
     changes += [f"- default procedure: `{one}`" for one in scale.default_training]
-    table.notes += [f"Training images: {scale.split[0]:,}." if scale.split else "", "Settings of the trainings:"]
+    for name, setting in profile.names().items():
+        changes += [f"- {name}: `{one}`" for one in setting.changes]
+        changes += [f"- {name}, default procedure: `{one}`" for one in setting.default_changes]
+    table.notes += [
+        f"Training images: {scale.split[0]:,} at most." if scale.split else "",
+        "Settings of the trainings:",
+    ]
     return "\n".join([table.to_markdown(), *changes, ""])
 
 
