@@ -16,6 +16,7 @@ from vitshap.models import MaskedModel, wrap
 from vitshap.training.batches import Images
 from vitshap.training.configs import ExplainerTraining, ValuesConfig
 from vitshap.training.explainer import make_store, training_images
+from vitshap.training.values import store as values_store
 from vitshap.training.values.labels import NoiseWeighting
 from vitshap.training.values.store import LOW_CONFIDENCE, Evaluator, ValueStore
 from vitshap.training.values.validation import FILE, ValidationSet
@@ -119,6 +120,22 @@ def test_values_are_those_of_the_model(model: MaskedModel) -> None:
     with torch.no_grad():
         torch.testing.assert_close(batch.values, model(batch.pixels, batch.coalitions), atol=1e-6, rtol=0)
         torch.testing.assert_close(batch.full, model(batch.pixels), atol=1e-6, rtol=0)
+
+
+def test_few_samples_are_held_at_once_however_few_coalitions_they_have(
+    model: MaskedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = next(iter(_store(model).batches([torch.arange(40)], 0)))
+    monkeypatch.setattr(values_store, "SAMPLES", 7)
+    store, sizes = _store(model), []
+    compute = store.evaluate.unchecked
+    monkeypatch.setattr(
+        store.evaluate, "unchecked", lambda pixels, drawn: (sizes.append(len(pixels)), compute(pixels, drawn))[1]
+    )
+    found = next(iter(store.batches([torch.arange(40)], 0)))
+    assert sizes == [7, 7, 7, 7, 7, 5]
+    assert torch.equal(found.pixels, expected.pixels)
+    torch.testing.assert_close(found.values, expected.values, atol=1e-6, rtol=0)
 
 
 def test_views_differ_and_the_description_counts(model: MaskedModel) -> None:

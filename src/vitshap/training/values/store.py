@@ -25,11 +25,16 @@ from vitshap.training.batches import Images, chunks
 from vitshap.training.configs import ExplainerTraining, number
 from vitshap.training.values.labels import Plan
 
-ROWS = 1 << 15
-"""Coalitions that are drawn and evaluated at once."""
+ROWS, SAMPLES = 1 << 15, 512
+"""Coalitions that are drawn and evaluated at once, and samples whose pixels are augmented for them, at most."""
 LOW_CONFIDENCE = 0.98
 """An image is of low confidence if the surrogate's largest probability is below this."""
 _CONFIDENCE_BATCH = 256
+
+
+def samples_at_once(coalitions: int) -> int:
+    """Return how many samples with so many coalitions each are evaluated together."""
+    return min(SAMPLES, max(1, ROWS // (coalitions + 1)))
 
 
 class CoalitionValues(NamedTuple):
@@ -208,7 +213,7 @@ class ValueStore:
         rank = distributed.get_rank() if world > 1 else 0
         full = torch.zeros(n, model.num_classes, device=model.device)
         values = torch.zeros(n, self.coalitions, model.num_classes, device=model.device)
-        mine = chunks(n, max(1, ROWS // (self.coalitions + 1)))[rank::world]
+        mine = chunks(n, samples_at_once(self.coalitions))[rank::world]
         for positions, (pixels, batch) in zip(mine, self.images.views(mine, view), strict=True):
             part = slice(int(positions[0]), int(positions[-1]) + 1)
             coalitions = self.draw(batch.indices, view)

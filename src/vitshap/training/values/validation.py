@@ -22,7 +22,7 @@ from vitshap.files import read_tensors, write_tensors
 from vitshap.training.batches import Images
 from vitshap.training.objectives import class_importance, explainer_loss, uniform_explanation
 from vitshap.training.values.labels import EQUAL_WEIGHTS, NoiseWeighting, Plan, weighted_halves
-from vitshap.training.values.store import ROWS, Evaluator
+from vitshap.training.values.store import Evaluator, samples_at_once
 
 FILE = "validation.safetensors"
 VALIDATION = "validation"
@@ -131,7 +131,7 @@ class ValidationSet:
     def _evaluate(self, evaluate: Evaluator) -> dict[str, Tensor]:
         parts: dict[str, list[Tensor]] = {"full": [], "values": []}
         most = max(self.pairs.count, self.planned.count if self.planned else 0)
-        for pixels, batch in self.images.in_order(max(1, ROWS // (most + 1))):
+        for pixels, batch in self.images.in_order(samples_at_once(most)):
             full, values = evaluate(pixels, self.pairs(batch.indices, self.images.seed))
             parts["full"].append(full)
             parts["values"].append(values)
