@@ -8,10 +8,11 @@ would send each other pickled objects end with an error.
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.distributed import distributed_c10d
 
 from vitshap.coalitions import uniform_size
@@ -89,3 +90,6 @@ if __name__ == "__main__":
     print(f"pid {os.getpid()}", flush=True)
     config = LoopConfig(epochs=epochs, batch_size=batch, learning_rate=3e-3, save_every=save_every)
     train(chosen, config, folder, resume=True)
+    if distributed.is_initialized():  # others wait while the main process evaluates alone
+        waiting = distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).options._timeout
+        assert waiting >= timedelta(days=1), waiting

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -21,12 +22,14 @@ from vitshap.data.pixels import free_bytes
 
 _ERRORS: tuple[type[Exception], ...] = (ValueError, OSError, RuntimeError)
 """Types that an error of the main process may have on the other processes: the first that matches."""
+_TIMEOUT = timedelta(days=1)
+"""How long processes wait for one another: the main process evaluates and calibrates alone, on CPUs for hours."""
 
 
 def join(device: torch.device) -> None:
     """Join the process group, if a launcher started several processes."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and count() == 1:
-        PartialState(cpu=device.type == "cpu")
+        PartialState(cpu=device.type == "cpu", timeout=_TIMEOUT)
         atexit.register(_leave)  # otherwise a process that ends while a thread of its group runs is aborted
 
 
