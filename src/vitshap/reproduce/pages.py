@@ -69,8 +69,8 @@ WHY_NOT_RUN = (
 BRIEF_INTRODUCTION = """# On a CPU
 
 What `vitshap reproduce --profile cpu` gives on two CPU cores: the steps of the [other pages](index.md), with trainings so
-short that their effect is far from exhausted, and with few images, so that intervals are wide. All numbers are of **reduced
-scale**. Tables and figures of which nothing was run are left out.
+short that their effect is far from exhausted, and with the first few of the images that are named below, so that intervals
+are wide. All numbers are of **reduced scale**. Tables and figures of which nothing was run are left out.
 
 """
 
@@ -104,7 +104,7 @@ def pages(docs: Path) -> dict[str, str]:
     figures = [sections[view.specification.id] for view in views if not _is_table(view)]
     on_cpu = [_section(view, BRIEF) for view in brief if view.filled]
     return {
-        "index.md": "\n".join([INTRODUCTION, *_glance(docs, PUBLISHED), *_not_run(docs), *_status(views)]),
+        "index.md": "\n".join([INTRODUCTION, *_glance(docs, PUBLISHED), *_not_run(docs), *_status(views, brief)]),
         "tables.md": "\n".join(["# Tables\n", LEGEND, "", *tables]),
         "figures.md": "\n".join(["# Figures\n", *figures]),
         "cpu.md": "\n".join([BRIEF_INTRODUCTION + _scale(PROFILES[BRIEF]), *_glance(docs, BRIEF), *on_cpu]),
@@ -112,7 +112,7 @@ def pages(docs: Path) -> dict[str, str]:
 
 
 def _views(docs: Path, profile: str) -> Iterator[View]:
-    viewer = Viewer(PROFILES[profile], Store(docs / DATA / profile))
+    viewer = Viewer(PROFILES[profile], Store(docs / DATA / profile), finished_only=profile == BRIEF)
     return (viewer.view(one) for one in SPECIFICATIONS.values())
 
 
@@ -191,12 +191,19 @@ def _not_run(docs: Path) -> list[str]:
     return ["## Not run, and why\n", table.to_markdown()]
 
 
-def _status(views: list[View]) -> list[str]:
-    table = Table("Tables and figures", (Column("what"), Column("title"), Column("state")))
-    for view in views:
-        page = "tables" if _is_table(view) else "figures"
-        anchor = f"{page}.md#{_anchor(view.specification)}"
-        table.add(what=f"[{_name(view.specification)}]({anchor})", title=view.specification.title, state=_state(view))
+def _status(views: list[View], brief: list[View]) -> list[str]:
+    """Return the state of every table and figure, on the main pages and on that of the short runs on a CPU."""
+    table = Table(
+        "Tables and figures", (Column("what"), Column("title"), Column("state"), Column("cpu", title="on a CPU"))
+    )
+    for view, short in zip(views, brief, strict=True):
+        page, anchor = "tables" if _is_table(view) else "figures", _anchor(view.specification)
+        table.add(
+            what=f"[{_name(view.specification)}]({page}.md#{anchor})",
+            title=view.specification.title,
+            state=_state(view),
+            cpu=f"[{_state(short)}](cpu.md#{anchor})" if short.filled else NOT_RUN,
+        )
     return ["## All tables and figures\n", table.to_markdown()]
 
 

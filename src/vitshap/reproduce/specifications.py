@@ -85,7 +85,7 @@ SAME_RUN = (
     "The authors' truth is the end of the very run whose error they plot, so that its error reaches zero; here it is an "
     "independent estimate."
 )
-BUDGETS = "Our kernelshap has an eighth of the evaluations of KernelSHAP as published, refine at most 4,096 per image."
+BUDGETS = "Our kernelshap has an eighth of the evaluations of KernelSHAP as published, refine fewer still."
 LAST_EPOCH = "The authors' retrained accuracies are those of the last epoch, not of the best."
 
 

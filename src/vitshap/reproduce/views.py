@@ -71,10 +71,10 @@ class View:
 
 
 class Viewer:
-    """Makes views of the results of one profile."""
+    """Makes views of the results of one profile; with ``finished_only`` no table of which nothing was run."""
 
-    def __init__(self, profile: Profile, store: Store) -> None:
-        self.profile, self.store = profile, store
+    def __init__(self, profile: Profile, store: Store, *, finished_only: bool = False) -> None:
+        self.profile, self.store, self.finished_only = profile, store, finished_only
 
     def view(self, one: Specification) -> View:
         """Return the view of a table or figure."""
@@ -119,7 +119,9 @@ class Viewer:
     def _metrics(self, view: View) -> None:
         for panel in view.specification.panels:
             _, result = self._found(view, panel)
-            view.tables.append(self._metric_table(view, panel, result))
+            table = self._metric_table(view, panel, result)
+            if result is not None or not self.finished_only:
+                view.tables.append(table)
 
     def _metric_table(self, view: View, panel: Panel, result: Result | None) -> Table:
         """Return the rows of one data set, model and kind of class, ours beside the paper's."""
