@@ -15,7 +15,7 @@ from vitshap.estimators.estimate import error_share, reliability_from_errors
 from vitshap.estimators.exact import exact
 from vitshap.estimators.kernel import kernelshap
 from vitshap.estimators.posterior import Prior, posterior
-from vitshap.estimators.priors import read_tokens, token_prior
+from vitshap.estimators.priors import explained_prior, read_tokens, token_prior
 from vitshap.estimators.refine import correction_needs, equal_shares, refine
 from vitshap.explainers import Explainer
 from vitshap.methods import method
@@ -250,6 +250,19 @@ def test_the_method_corrects_an_explainer_and_an_explanation(model: Any) -> None
         low, high = explanation.interval(0.5)
         assert bool((low <= explanation.values).all())
         assert bool((explanation.values <= high).all())
+
+
+def test_errors_of_an_uncalibrated_explainer_may_grow_with_attention_or_not(model: Any) -> None:
+    images = random_images(model, 2)
+    game, tokens = model.game(images), read_tokens(model.adapter, images, model.players)
+    explanation = Explainer(model)(images)
+    prior = explained_prior(explanation, game, explanation.classes, tokens)
+    assert tokens is not None
+    assert prior.similarity is not None
+    covariances = [tokens.similarity, token_prior(game, tokens).similarity]
+    torch.testing.assert_close(prior.similarity, torch.cat(covariances, 1))
+    torch.testing.assert_close(prior.mean, explanation.values.double())
+    torch.testing.assert_close(prior.variance, 0.2 * explanation.values.double().var(1))
 
 
 def test_too_few_evaluations_return_the_prior_and_say_so(model: Any) -> None:

@@ -41,6 +41,7 @@ TINY: Profile = replace(
             "surrogate.coalitions=1",
             "explainer.loop.epochs=1",
             "explainer.coalitions=2",
+            "calibration={images: 20, evaluations: 100}",
         ),
         default_training=("explainer.loop.epochs=1", "explainer.values.views=1", "explainer.values.coalitions=8"),
     ),

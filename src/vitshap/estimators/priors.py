@@ -33,10 +33,10 @@ READ = (0.5, 1.0)
 """Powers of a player's attention, relative to its mean, that may be the variance of its value."""
 UNREAD = 0.1
 """Added to that variance."""
-UNEXPLAINED = 0.12
+UNEXPLAINED = 0.2
 """Variance of the error of values without standard errors, relative to that of the values: of trained explainers."""
-UNEXPLAINED_SPREAD = 1.0
-"""Standard deviation of its logarithm between images."""
+UNEXPLAINED_SPREAD = 1.5
+"""Standard deviation of its logarithm: long training leaves a tenth, one epoch half of the variance."""
 SPREAD = 0.5
 """The same for values with standard errors, if it is not known."""
 SAME_OUTPUT = 0.1
@@ -74,9 +74,13 @@ def token_prior(game: Game, tokens: Tokens | None) -> Prior:
     """Return equal shares of v(1) - v(0), with deviations correlated as the tokens are, and larger where attention is."""
     if tokens is None:
         return equal_shares(game)
+    return Prior(equal_shares(game).mean, _by_attention(tokens))
+
+
+def _by_attention(tokens: Tokens) -> Tensor:
+    """Return covariances by tokens, larger where attention is, ``[B, 4, d, d]``."""
     roots = [(tokens.attention**power + UNREAD).sqrt() for power in READ]  # of the variance, [B, d]
-    candidates = [root[:, None, :, None] * tokens.similarity * root[:, None, None] for root in roots]
-    return Prior(equal_shares(game).mean, torch.cat(candidates, 1))
+    return torch.cat([root[:, None, :, None] * tokens.similarity * root[:, None, None] for root in roots], 1)
 
 
 def explained_prior(
@@ -91,8 +95,8 @@ def explained_prior(
     mean = take_classes(explanation.values.double(), columns).to(game.device)
     similarity = None if tokens is None else tokens.similarity
     if explanation.stderr is None:
-        variance = UNEXPLAINED * mean.var(1)
-        return Prior(mean, similarity, variance, spread=UNEXPLAINED_SPREAD)
+        candidates = None if tokens is None else torch.cat([tokens.similarity, _by_attention(tokens)], 1)
+        return Prior(mean, candidates, UNEXPLAINED * mean.var(1), spread=UNEXPLAINED_SPREAD)
     stderr = take_classes(explanation.stderr.double(), columns).to(game.device)  # [B, d, T]
     squares = stderr.square()
     present = (squares > 0).any(2)  # [B, d]

@@ -188,8 +188,15 @@ def _mark(axes: Axes, places: NDArray[np.float64]) -> None:
     for place in places[::-1]:
         if not shown or shown[-1] / place >= (places[-1] / places[0]) ** (1 / 10):
             shown.append(float(place))
-    axes.set_xticks(shown, [f"{place / 1000:.0f}k" if place >= 1000 else f"{place:g}" for place in shown])
+    axes.set_xticks(shown, [_thousands(place) for place in shown])
     axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _thousands(number: float) -> str:
+    """Write a number in few characters: 512, 1.2k, 16k."""
+    if number < 1000:
+        return f"{number:g}"
+    return f"{number / 1000:.{0 if number >= 10_000 else 1}f}".removesuffix(".0") + "k"
 
 
 def _checked(name: str, band: Band) -> Band:

@@ -246,6 +246,7 @@ SMOKE = Profile(
             "surrogate.coalitions=2",
             "explainer.loop.epochs=10",
             "explainer.coalitions=16",
+            "calibration={images: 40, evaluations: 512}",
         ),
         default_training=("explainer.loop.epochs=15", "explainer.values.views=15"),
     ),
@@ -333,6 +334,7 @@ CPU = Profile(
             "explainer.loop={epochs: 1, batch_size: 64, learning_rate: 1e-4, warmup_steps: 20, validate_every: 1}",
             "explainer.coalitions=32",
             "explainer.validation_coalitions=8",
+            "calibration.images=50",
         ),
         default_training=(
             "explainer.loop={epochs: 3, batch_size: 64, learning_rate: 3e-4, warmup_steps: 20, validate_every: 1}",

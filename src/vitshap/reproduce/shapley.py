@@ -27,6 +27,7 @@ from vitshap.game import Game
 from vitshap.metrics.statistics import correlate
 from vitshap.models.base import evaluating
 from vitshap.reproduce.context import EXPLAINER_STEPS, SEED, Context
+from vitshap.training.values.reference import calibrate_on_validation
 from vitshap.training.values.store import Evaluator
 
 BATCH = 4
@@ -85,9 +86,9 @@ def measure_estimator(context: Context, folder: Path, *, kind: str) -> dict[str,
         "kernelshap-unpaired": scale.unpaired,
         "kernelshap-default": scale.paired // 8,
     }.get(kind, scale.refined)
-    known, targets, subject = stored_truth(context), predictions(context), _subject(context, kind)
-    note = _note(context, kind)
     folder.mkdir(parents=True, exist_ok=True)
+    known, targets, subject = stored_truth(context), predictions(context), _subject(context, folder, kind)
+    note = _note(context, kind)
     parts = []
     for start in range(0, len(targets), BATCH):
         here = slice(start, min(start + BATCH, len(targets)))
@@ -112,9 +113,16 @@ def stored_values(context: Context, step: str) -> Tensor:
     return read_tensors(context.result(step).folder / VALUES)["values"].double()
 
 
-def _subject(context: Context, kind: str) -> Subject:
-    """Return the compared images with what an estimator needs."""
-    explainer = context.explainer("train-explainer-default") if kind == "refine-explainer" else None
+def _subject(context: Context, folder: Path, kind: str) -> Subject:
+    """Return the compared images with what an estimator needs: the explainer is calibrated, as ``vitshap train`` does."""
+    explainer = None
+    if kind == "refine-explainer":
+        explainer, config = context.explainer("train-explainer-default"), context.recipe.calibration
+        if config is not None:
+            val = context.opened("val", context.surrogate)
+            explainer.calibration = calibrate_on_validation(
+                explainer, val, folder / "calibration", config, context.console
+            )
     pixels = context.pixels(context.surrogate, context.compared)
     return Subject(context.surrogate, pixels, explainer, compared_games(context, pixels), BATCH)
 

@@ -110,8 +110,9 @@ def _measurements() -> Iterable[Step]:
     for name, what in ESTIMATORS.items():
         before = (*MODELS, EXPLAINERS[1], "truth") if name == "refine-explainer" else (*MODELS, "truth")
         size = "refined" if name.startswith("refine-") else "unpaired" if name == "kernelshap-unpaired" else "paired"
-        options = (("kind", name),)
-        yield Step(name, f"error of {what}", "shapley:measure_estimator", before, (*compared, f"scale.{size}"), options)
+        calibration = ("recipe.calibration",) if name == "refine-explainer" else ()
+        reads, options = (*compared, f"scale.{size}", *calibration), (("kind", name),)
+        yield Step(name, f"error of {what}", "shapley:measure_estimator", before, reads, options)
     for name, trained in zip(EXPLAINER_ERRORS, EXPLAINERS, strict=True):
         what, options = f"error of {trained.removeprefix('train-')}", (("trained", trained),)
         yield Step(name, what, "shapley:measure_explainer", (*MODELS, trained, "truth"), compared, options)
