@@ -200,6 +200,8 @@ def evaluate_kernelshap(context: Context, folder: Path) -> dict[str, Any]:
     surrogate, known, targets = context.surrogate, stored_truth(context), predictions(context)
     evaluator = Evaluator(surrogate, compiled=surrogate.device.type == "cuda")
     pixels = context.pixels(surrogate, context.compared)
+    step = context.scale.curve_step
+    options: dict[str, Any] = {} if step == 1 else {"step": step, "area": "trapezoid"}
     sources: dict[str, Explainer | Truth] = {
         **context.explainers(),
         **{row: _with_values(known, stored_values(context, step)) for row, step in ESTIMATED_ROWS.items()},
@@ -214,7 +216,7 @@ def evaluate_kernelshap(context: Context, folder: Path) -> dict[str, Any]:
                     explanation = explanation_of_truth(source, here, None, surrogate)
                 else:
                     explanation = source(pixels[here])
-                results.append(metric(evaluator.model, pixels[here].to(evaluator.dtype), explanation))
+                results.append(metric(evaluator.model, pixels[here].to(evaluator.dtype), explanation, **options))
             whole = _joined(results)
             parts = {"target": whole.target(targets), "non-target": whole.others(targets)}
             for classes, part in parts.items():

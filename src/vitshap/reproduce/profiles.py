@@ -30,6 +30,8 @@ class Setting:
     """Recipe whose settings of the explainer are the default procedure here."""
     model: str | None = None
     """Model in place of the recipe's."""
+    architecture: str = ""
+    """Name of the model on the pages, where it is not the paper's."""
     changes: tuple[str, ...] = ()
     """Changes of the recipe's settings, as for ``vitshap train --set``."""
     default_changes: tuple[str, ...] = ()
@@ -134,6 +136,7 @@ _DIGITS = Setting(
     "digits",
     "digits",
     "digits",
+    architecture="very small ViT",
     changes=("explainer.procedure=paper",),
     abnormal=1,
     label="smoke",
@@ -266,6 +269,7 @@ CPU = Profile(
                 "imagenette-deit-tiny",
                 "imagenette-deit-tiny",
                 model=_DEIT,
+                architecture="DeiT-Tiny",
                 changes=(
                     "data.split=authors",
                     "model.head_rows=[482, 569, 0, 217, 497, 701, 566, 491, 574, 571]",  # in the authors' order
@@ -282,6 +286,7 @@ CPU = Profile(
             "chest",
             "imagenette-deit-tiny",
             model=_DEIT,
+            architecture="DeiT-Tiny",
             changes=(
                 "classifier.loop={epochs: 4, batch_size: 32, learning_rate: 5e-5}",
                 "surrogate.loop={epochs: 4, batch_size: 32}",
@@ -298,6 +303,7 @@ CPU = Profile(
             "paper-pets",
             "imagenette-deit-tiny",
             model=_DEIT,
+            architecture="DeiT-Tiny",
             changes=("classifier.loop={epochs: 4, learning_rate: 1e-4}",),
             explained_others=1,
             label="reduced scale",
@@ -357,6 +363,7 @@ SMALL = Profile(
                 "paper-imagenette",
                 "imagenette-deit-tiny",
                 model=_DEIT,
+                architecture="DeiT-Tiny",
                 label="reduced scale",
                 note="DeiT-Tiny (ImageNet-1k) in place of the paper's ViTs (ImageNet-21k)",
             )
@@ -368,6 +375,7 @@ SMALL = Profile(
             "chest",
             "imagenette-deit-tiny",
             model=_DEIT,
+            architecture="DeiT-Tiny",
             abnormal=0,
             label="reduced scale",
             note="DeiT-Tiny, and chest radiographs (pneumonia or normal) in place of MURA",
@@ -378,6 +386,7 @@ SMALL = Profile(
             "paper-pets",
             "imagenette-deit-tiny",
             model=_DEIT,
+            architecture="DeiT-Tiny",
             explained_others=10,
             label="reduced scale",
             note="DeiT-Tiny in place of ViT-Base; images of 160 pixels",

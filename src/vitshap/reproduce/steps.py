@@ -153,6 +153,7 @@ def _measurements() -> Iterable[Step]:
         "insertion and deletion of KernelSHAP, our estimators and the truth",
         "measurements:evaluate_kernelshap",
         (*MODELS, *EXPLAINERS, "truth", *(name for name in ESTIMATORS if name != "kernelshap-unpaired")),
+        ("setting",),
     )
     yield Step(
         "maps-kernelshap",

@@ -32,7 +32,13 @@ from vitshap.reproduce.specifications import (
 from vitshap.reproduce.store import Result, Store
 
 NOT_RUN = "not run"
-NAMES = {"imagenette": "ImageNette", "mura": "MURA", "pets": "Pets"}
+NAMES = {
+    "imagenette": "ImageNette",
+    "mura": "MURA",
+    "pets": "Pets",
+    "chest": "Chest radiographs",
+    "digits": "Digits",
+}
 MODELS = {f"vit-{size}": f"ViT-{size.capitalize()}" for size in ("tiny", "small", "base", "large")}
 ROWS = {
     **METHODS,
@@ -118,12 +124,12 @@ class Viewer:
 
     def _metrics(self, view: View) -> None:
         for panel in view.specification.panels:
-            _, result = self._found(view, panel)
-            table = self._metric_table(view, panel, result)
+            setting, result = self._found(view, panel)
+            table = self._metric_table(view, panel, setting, result)
             if result is not None or not self.finished_only:
                 view.tables.append(table)
 
-    def _metric_table(self, view: View, panel: Panel, result: Result | None) -> Table:
+    def _metric_table(self, view: View, panel: Panel, setting: Setting | None, result: Result | None) -> Table:
         """Return the rows of one data set, model and kind of class, ours beside the paper's."""
         one = view.specification
         formula = one.kind == "metrics"
@@ -136,7 +142,7 @@ class Viewer:
                 columns.append(Column(f"{metric} paper", title="paper"))
         found = {} if result is None else result.values.get(panel.classes, {})
         marked = {metric: marks_of(found.get("metrics", {}).get(metric, {}), metric) for metric in names}
-        table = Table(_title(panel, found.get("images")), columns, notes=[LEGEND])
+        table = Table(_title(panel, setting, found.get("images")), columns, notes=[LEGEND])
         for row in one.methods:
             cells: dict[str, Any] = {"method": ROWS[row]}
             for metric in names:
@@ -175,12 +181,12 @@ class Viewer:
 
     def _times(self, view: View) -> None:
         panels = view.specification.panels
-        columns = [Column("method")]
+        columns, results = [Column("method")], {}
         for panel in panels:
-            columns += [Column(panel.data, title=f"{NAMES[panel.data]}, ms")]
-            columns += [Column(f"{panel.data} paper", title="paper, ms")]
+            setting, results[panel.data] = self._found(view, panel)
+            columns += [Column(panel.data, title=f"{_data_name(panel, setting)}, ms")]
+            columns += [Column(f"{panel.data} paper", title=f"paper, {NAMES[panel.data]}, ms")]
         table = Table("Milliseconds per image for all classes", columns)
-        results = {panel.data: self._found(view, panel)[1] for panel in panels}
         for row in view.specification.methods:
             if row == "random":
                 continue
@@ -214,7 +220,7 @@ class Viewer:
 
     def _sensitivity(self, view: View) -> None:
         for panel in view.specification.panels:
-            _, result = self._found(view, panel)
+            setting, result = self._found(view, panel)
             found = {} if result is None else result.values.get(panel.classes, {})
             charts = []
             for metric, what in (
@@ -226,7 +232,7 @@ class Viewer:
                     ROWS[row]: _band(found["sizes"], curves[row]["mean"], curves[row]["interval"])
                     for row in self._shown(view, panel, curves, result)
                 }
-                title = f"{NAMES[panel.data]}, {panel.classes}: {what}"
+                title = f"{_data_name(panel, setting)}, {panel.classes}: {what}"
                 charts.append(Chart(title, "patches in a subset, n", "correlation", bands, (ROWS["random"],)))
             self._add_charts(view, f"{panel.data}-{panel.classes}", charts)
 
@@ -240,7 +246,7 @@ class Viewer:
 
     def _removal(self, view: View) -> None:
         for panel in view.specification.panels:
-            _, result = self._found(view, panel)
+            setting, result = self._found(view, panel)
             charts = []
             for metric in view.specification.metrics:
                 self._count(view, result)
@@ -251,7 +257,7 @@ class Viewer:
                     name: _band(result.values["kept"], curve["mean"], curve["interval"])
                     for name, curve in result.values[metric].items()
                 }
-                charts.append(Chart(f"{NAMES[panel.data]}: {label}", "patches kept", label, bands))
+                charts.append(Chart(f"{_data_name(panel, setting)}: {label}", "patches kept", label, bands))
             self._add_charts(view, panel.data, charts)
 
     def _roar(self, view: View) -> None:
@@ -445,6 +451,13 @@ def _band(x: Sequence[float] | np.ndarray[Any, Any], mean: Any, half: Any) -> Ba
     return Band(arrays[0][known], arrays[1][known], np.nan_to_num(arrays[2][known]))
 
 
-def _title(panel: Panel, images: int | None) -> str:
-    where = f"{NAMES[panel.data]}, {MODELS[panel.model]}, {panel.classes} classes"
-    return where if images is None else f"{where} ({images:,} images)"
+def _title(panel: Panel, setting: Setting | None, images: int | None) -> str:
+    """Return what a table is of, and what the paper's numbers in it are of, where that is something else."""
+    paper = f"{NAMES[panel.data]}, {MODELS[panel.model]}"
+    here = f"{_data_name(panel, setting)}, {setting.architecture}" if setting and setting.architecture else paper
+    title = f"{here}, {panel.classes} classes" + ("" if images is None else f" ({images:,} images)")
+    return title if here == paper else f"{title}; paper: {paper}"
+
+
+def _data_name(panel: Panel, setting: Setting | None) -> str:
+    return NAMES[panel.data if setting is None else setting.data]
