@@ -145,7 +145,7 @@ class Explainer(InputShaped, nn.Module):
         prepared = surrogate.prepare(images, finite=False)
         started = time.perf_counter()
         with torch.no_grad(), evaluating(self), evaluating(surrogate.net):
-            full = surrogate.link(surrogate.adapter.predict(prepared.pixels))
+            full = surrogate.link(surrogate.logits(prepared.pixels, finite=False))
             targets = resolve_target(target, full, surrogate.class_names)
             base = self.base_values(prepared.pixels)
             values = take_classes(self.values(prepared.pixels, full, base), targets).float().cpu()

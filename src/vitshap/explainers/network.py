@@ -27,6 +27,7 @@ from vitshap.explainers import weights
 from vitshap.explainers.unet import UNet
 from vitshap.models import MaskedModel
 from vitshap.models.base import Adapter, CannotMask, evaluating, find_adapter, net_device_dtype, unwrapped
+from vitshap.models.linear import fast_linear
 from vitshap.players import Players
 
 Trunk = Literal["own", "unet"]
@@ -125,6 +126,14 @@ class ExplainerNetwork(nn.Module):
     def outputs(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the values of the patches, and with ``profiles`` the weights ``[B, J, K]`` of the functions of
         ``size_basis`` in each class's profile; these pass no gradient to the trunk."""
+        with fast_linear(images.device):
+            values, shares = self._raw(images)
+        if self.config.tanh:
+            values = values.tanh()
+        return values * self.config.output_scale, shares
+
+    def _raw(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return what the head gives, values in float32."""
         shares: Tensor | None = None
         if self.adapter is None:
             values: Tensor = self.head(self.trunk(images)).float()
@@ -133,9 +142,7 @@ class ExplainerNetwork(nn.Module):
             kept = self.config.class_token
             values, shares = self.head(tokens if kept else tokens[:, prefix:])
             values = (values[:, prefix:] if kept else values).float()  # [B, N, K]
-        if self.config.tanh:
-            values = values.tanh()
-        return values * self.config.output_scale, shares
+        return values, shares
 
     def _build_own(self, model: MaskedModel, classifier: MaskedModel | None) -> None:
         config = self.config

@@ -16,6 +16,7 @@ from vitshap.errors import did_you_mean
 from vitshap.game import ClassLike, Game, check_coalitions
 from vitshap.models import removal as sessions
 from vitshap.models.base import Adapter, apply_link, evaluating, fingerprint, net_device_dtype, unwrapped
+from vitshap.models.linear import fast_linear
 from vitshap.models.packed import EncodePacked, encode_packed, evaluate_rows, token_budget
 from vitshap.models.precision import FastValues, Precision
 from vitshap.models.preprocess import Preprocess, from_array, is_photo, open_image
@@ -183,7 +184,8 @@ class MaskedModel(nn.Module):
         """Return the logits, before the link function; ``finite=False`` as in ``prepare``."""
         pixels = self.prepare(images, finite=finite).pixels
         if coalitions is None:
-            return self.adapter.predict(pixels)
+            with fast_linear(pixels.device):
+                return self.adapter.predict(pixels)
         who = self._players(players, len(pixels))
         check_coalitions(coalitions, who.num_players)
         if coalitions.ndim != 3 or coalitions.shape[0] != len(pixels):
@@ -303,7 +305,8 @@ class MaskedModel(nn.Module):
     def run_session(self, session: sessions.Session, coalitions: Coalitions, players: Players) -> Tensor:
         """Return logits ``[B, S, K]``, computed in chunks that fit into memory."""
         budget = self.max_tokens or token_budget(session.bytes_per_token, coalitions.device)
-        return evaluate_rows(session, coalitions, players, budget, self._shrink)
+        with fast_linear(coalitions.device):
+            return evaluate_rows(session, coalitions, players, budget, self._shrink)
 
     def _shrink(self, budget: int) -> None:
         self.max_tokens = budget
