@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from vitshap.bench import speed
 from vitshap.bench.speed import describe, seconds
 from vitshap.cli import app
-from vitshap.models import wrap
+from vitshap.models import linear, wrap
 
 run = CliRunner().invoke
 
@@ -36,7 +36,9 @@ def test_the_machine_is_described(word: str) -> None:
 
 
 @pytest.mark.long
-def test_bench_coalitions_reports_every_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("onednn", [False, True])
+def test_bench_coalitions_reports_every_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, onednn: bool) -> None:
+    monkeypatch.setattr(linear, "onednn_is_faster", lambda: onednn)
     seconds = speed.seconds
     monkeypatch.setattr(speed, "seconds", lambda work, device, **options: seconds(work, device, at_least=0, rounds=1))
     out = tmp_path / "numbers.json"
@@ -44,20 +46,22 @@ def test_bench_coalitions_reports_every_way(tmp_path: Path, monkeypatch: pytest.
     assert result.exit_code == 0, result.output
     rows = json.loads(out.read_text())["tables"][0]["rows"]
     assert all(row["per_second"] > 0 for row in rows)
-    assert [row["way"].partition(",")[0] for row in rows[3:5]] == ["limit by operations", "limit by bytes"]
     lines = [row for row in rows if row["ratio"] is not None]
     assert {line["threads"] for line in lines} == {1, 2}
     assert [line["way"] for line in lines if line["threads"] == 1] == [
         "full length, explicit mask",
         "full length, fused attention with a mask",
+        *(["packed, MKL"] if onednn else []),
         "packed",
     ]
+    ways = len(lines) // 2
+    assert [row["way"].partition(",")[0] for row in rows[ways : ways + 2]] == ["limit by operations", "limit by bytes"]
     for line in lines:
         first = next(other for other in lines if other["threads"] == line["threads"])
         assert line["ratio"] == pytest.approx(line["per_second"] / first["per_second"])
     said = result.stderr.splitlines()
     assert re.fullmatch(r"\d+ coalitions of each of [1-4] images", said[0])
-    assert said[1:4] == [f"{line['way']}, threads: 1" for line in lines[:3]]
+    assert said[1 : 1 + ways] == [f"{line['way']}, threads: 1" for line in lines[:ways]]
 
 
 def test_bench_coalitions_fits_into_the_time() -> None:

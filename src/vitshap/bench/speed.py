@@ -5,6 +5,7 @@ Ways to evaluate are compared within one run: full length with a mask, and packe
 
 from __future__ import annotations
 
+import math
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -14,12 +15,14 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from vitshap._version import __version__
 from vitshap.coalitions import shapley_kernel
 from vitshap.experiments.tables import Column, Table
-from vitshap.models import MaskedModel, wrap
+from vitshap.models import MaskedModel, linear, wrap
+from vitshap.models.base import attributes_set
 from vitshap.models.load import SIZES, ModelSpec, load_model
 
 LIMIT = 40.0
@@ -39,6 +42,8 @@ class Way(NamedTuple):
     dtype: torch.dtype
     autocast: torch.dtype | None = None
     compiled: bool = False
+    mkl: bool = False
+    """Whether fully connected layers are left to MKL."""
 
 
 def build_net(library: Library, arch: Arch, num_classes: int = 10) -> nn.Module:
@@ -120,6 +125,8 @@ def _ways(cuda: bool, compiled: bool) -> Iterator[Way]:
     named = ", fp16 autocast" if cuda else ""
     yield Way(f"full length, explicit mask{named}", "explicit", torch.float32, autocast=half)
     yield Way("full length, fused attention with a mask", "full", fast)
+    if not cuda and linear.onednn_is_faster():
+        yield Way("packed, MKL", "packed", fast, mkl=True)
     yield Way("packed", "packed", fast)
     if compiled and cuda:
         yield Way("packed and compiled", "packed", fast, compiled=True)
@@ -132,7 +139,7 @@ def _time(model: MaskedModel, way: Way, pixels: torch.Tensor, drawn: torch.Tenso
     if way.compiled:
         model.compile()
     cast: Any = torch.autocast("cuda", way.autocast) if way.autocast else nullcontext()
-    with cast:
+    with cast, attributes_set([(linear, "SMALLEST", math.inf)] if way.mkl else []):
         return seconds(lambda: model.game(pixels)(drawn), pixels.device)
 
 
@@ -201,7 +208,8 @@ def limits(device: torch.device) -> tuple[float, float]:
     cuda = device.type == "cuda"
     side = 8192 if cuda else 1536
     a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16 if cuda else torch.float32) for _ in range(2))
-    product = seconds(lambda: a @ b, device, at_least=0.3)
+    with linear.fast_linear(device):
+        product = seconds(lambda: F.linear(a, b), device, at_least=0.3)
     source = torch.randn((1 << 30 if cuda else 1 << 26), device=device)
     target = torch.empty_like(source)
     copy = seconds(lambda: target.copy_(source), device, at_least=0.3)
