@@ -48,6 +48,15 @@ def test_intervals_of_twelve_players(estimator: Callable[[Game, int], Estimate])
     assert least > 0.88
 
 
+@pytest.mark.parametrize(("players", "budget"), [(12, 72), (16, 48), (16, 96)])
+def test_intervals_from_few_evaluations(players: int, budget: int) -> None:
+    mean, least = coverage(
+        softmax_table(players, 10), lambda game, seed: kernelshap(game, budget=budget, seed=seed), 60
+    )
+    assert 0.93 < mean < 0.98
+    assert least > 0.90
+
+
 @pytest.fixture(scope="module")
 def digit_table() -> Tensor:
     """All 65,536 values of a digit under a small ViT."""

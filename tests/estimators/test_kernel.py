@@ -12,6 +12,7 @@ from vitshap.analytic import additive, random_unanimity
 from vitshap.bench.estimators import from_table
 from vitshap.estimators.exact import exact
 from vitshap.estimators.kernel import kernelshap, kernelshap_original
+from vitshap.estimators.size_effect import LARGEST_FACTOR, SMALL_SAMPLE, standard_errors
 from vitshap.game import Game
 
 MODES: list[dict[str, Any]] = [
@@ -267,3 +268,17 @@ def test_the_published_estimator_draws_from_the_shapley_kernel() -> None:
     shares = torch.bincount(sizes, minlength=7)[1:6] / 40_000
     expected = torch.tensor([1 / (k * (6 - k)) for k in range(1, 6)])
     torch.testing.assert_close(shares, expected / expected.sum(), rtol=0, atol=0.01)
+
+
+@pytest.mark.parametrize("pairs", [1, 5, 20, 100, 10_000])
+def test_variances_of_players_are_pooled_while_pairs_are_few(pairs: int) -> None:
+    variance = torch.rand(2, 6, 3, dtype=torch.float64)
+    squares = standard_errors(variance, pairs).square() / min(1 + SMALL_SAMPLE / pairs, LARGEST_FACTOR)
+    assert torch.allclose(squares.mean(1), variance.mean(1))  # the mean over players stays
+    own = pairs / (pairs + 4 * 6)
+    deviation = variance - variance.mean(1, keepdim=True)
+    assert torch.allclose(squares - squares.mean(1, keepdim=True), own * deviation)
+
+
+def test_standard_errors_of_known_values_are_zero() -> None:
+    assert standard_errors(torch.zeros(1, 4, 2), 0).max() == 0

@@ -19,7 +19,7 @@ from vitshap.coalitions import Coalitions, harmonic_number
 from vitshap.estimators.controls import centre, position
 from vitshap.estimators.estimate import endpoints
 from vitshap.estimators.regression import Fit, Sample
-from vitshap.estimators.size_effect import Moments, Sampling, SizeEffectState, regress
+from vitshap.estimators.size_effect import Moments, Sampling, SizeEffectState, regress, standard_errors
 from vitshap.estimators.strata import ENUMERABLE, Strata, allocate
 from vitshap.game import Game
 
@@ -270,7 +270,7 @@ class AdaptiveState(SizeEffectState):
         for b in range(self._game.batch_size):
             value, variance = difference(*self._sides(b), len(self._groups))
             values.append(factor * value + (full - base)[b] / self._game.num_players)
-            errors.append(factor * self._widening(int(self._counts_now[b].sum())) * variance.sqrt())
+            errors.append(factor * standard_errors(variance, int(self._counts_now[b].sum()) / 2))
         return torch.stack(values), torch.stack(errors)
 
 

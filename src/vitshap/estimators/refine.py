@@ -21,10 +21,7 @@ from vitshap.game import Game
 
 FEWEST = 8
 """Pairs that one correction needs, and one of every size: fewer do not tell how large their errors are."""
-SMALL_SAMPLE = 20.0
-"""In place of ``kernelshap``'s factor on squared standard errors from n pairs, 1 + this / n: the posterior needs their mean
-square rather than their tails."""
-UNKNOWN_SIZE = 12
+UNKNOWN_SIZE = 18
 """If the size of the prior's error is not known, squared standard errors from n pairs are multiplied by 1 + this / n: the
 few pairs that the values are estimated from also tell how far to trust them (docs/estimators.md, section 11)."""
 
@@ -78,7 +75,6 @@ class RefineState:
         self._present = _present(game)
         self._residual = _residual_game(game, self._mean)
         self._state = AdaptiveState(self._residual, True, "auto", "adaptive", batch, seed)
-        self._state.small_sample = SMALL_SAMPLE
         self.first_check = correction_needs(game.num_players)
         self.known_before = prior.stderr is not None
         self._used = 0  # evaluations

@@ -29,9 +29,12 @@ CANDIDATES = ((1, 0.0), (1, 0.1), (3, 0.3))
 UNITS_PER_KNOT = 32
 AMPLE = 20
 """With this many units per column a penalty has no noticeable effect."""
-SMALL_SAMPLE = 5.0
-"""Squared standard errors from n pairs of d players are multiplied by 1 + this sqrt(d) / n: the regression is chosen by the
-errors that it leaves, and few errors have heavy tails (docs/estimators.md, section 6)."""
+POOLED = 4.0
+"""The variance of a player's value from n pairs of d players is a mean of its own and of the mean over all players, with
+weights n and this times d: few pairs tell the size of the errors, but not which players have the larger ones."""
+SMALL_SAMPLE, LARGEST_FACTOR = 20.0, 2.0
+"""Squared standard errors from n pairs are multiplied by 1 + the first / n, at most by the second: the regression is chosen
+by the errors that it leaves, and few errors have heavy tails (docs/estimators.md, section 6)."""
 
 
 class SizeEffectState:
@@ -46,7 +49,6 @@ class SizeEffectState:
         self._game, self._moments, self._batch = game, moments, batch
         self._design = strata(game.num_players, paired=paired)
         self._per_unit = 2 if paired else 1
-        self.small_sample = SMALL_SAMPLE * game.num_players**0.5
         needed = min(game.num_players + 3 if moments == "sampled" else 2, self._design.total)
         self.smallest = 2 + self._per_unit * needed
         # From here on every stratum has units, so that drawing in steps equals drawing at once.
@@ -99,11 +101,14 @@ class SizeEffectState:
         values, variance = assemble(sample, regress(sample, self._moments), factor)  # [d, B K]
         shape = (game.num_players, game.batch_size, game.num_outputs)
         values = values.view(shape).transpose(0, 1) + ((full - base) / game.num_players)[:, None]
-        return values, self._widening(self._per_unit * len(sample.groups)) * variance.view(shape).transpose(0, 1).sqrt()
+        return values, standard_errors(variance.view(shape).transpose(0, 1), self._per_unit * len(sample.groups) / 2)
 
-    def _widening(self, evaluations: int) -> float:
-        """Return the factor by which standard errors from so few evaluations are larger than the regression says."""
-        return float((1 + 2 * self.small_sample / max(evaluations, 1)) ** 0.5)
+
+def standard_errors(variance: Tensor, pairs: float) -> Tensor:
+    """Return standard errors from the regression's variances ``[..., d, K]``, for so many pairs of evaluations."""
+    pairs, pooled = max(pairs, 0.5), POOLED * variance.shape[-2]
+    variance = (pairs * variance + pooled * variance.mean(-2, keepdim=True)) / (pairs + pooled)
+    return (min(1 + SMALL_SAMPLE / pairs, LARGEST_FACTOR) * variance).sqrt()
 
 
 def regress(sample: Sample, moments: Moments) -> Fit:
