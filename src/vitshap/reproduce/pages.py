@@ -14,6 +14,18 @@ from typing import Any
 
 from vitshap.experiments.tables import Column, Table
 from vitshap.files import write_text
+from vitshap.reproduce.cells import (
+    ARROWS,
+    LEGEND,
+    NOT_RUN,
+    ROWS,
+    finished_parts,
+    joined,
+    marks_of,
+    own_text,
+    printed_text,
+    was_run,
+)
 from vitshap.reproduce.paper import METHODS, printed
 from vitshap.reproduce.profiles import PROFILES, Profile, Scale
 from vitshap.reproduce.runner import tasks_of
@@ -26,20 +38,7 @@ from vitshap.reproduce.specifications import (
     evaluated_step,
 )
 from vitshap.reproduce.store import RESULT, Store
-from vitshap.reproduce.views import (
-    ARROWS,
-    LEGEND,
-    NOT_RUN,
-    ROWS,
-    View,
-    Viewer,
-    finished_parts,
-    joined,
-    marks_of,
-    own_text,
-    printed_text,
-    was_run,
-)
+from vitshap.reproduce.views import View, Viewer
 from vitshap.training.recipes.clock import duration
 
 PUBLISHED = "small"

@@ -13,11 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from vitshap.evaluation.marks import Mark, Measured, mark
 from vitshap.experiments.tables import Column, Table
 from vitshap.plots.comparisons import Band, comparison_figure
 from vitshap.plots.comparisons import Panel as Chart
-from vitshap.reproduce.paper import METHODS, Number, printed, tables
+from vitshap.reproduce.cells import (
+    ARROWS,
+    LEGEND,
+    NOT_RUN,
+    ROWS,
+    finished_parts,
+    joined,
+    marks_of,
+    own_text,
+    printed_text,
+    was_run,
+)
+from vitshap.reproduce.paper import printed, tables
 from vitshap.reproduce.profiles import Profile, Setting
 from vitshap.reproduce.specifications import (
     ABLATIONS,
@@ -27,11 +38,9 @@ from vitshap.reproduce.specifications import (
     OURS,
     Panel,
     Specification,
-    panel_steps,
 )
 from vitshap.reproduce.store import Result, Store
 
-NOT_RUN = "not run"
 NAMES = {
     "imagenette": "ImageNette",
     "mura": "MURA",
@@ -40,18 +49,6 @@ NAMES = {
     "digits": "Digits",
 }
 MODELS = {f"vit-{size}": f"ViT-{size.capitalize()}" for size in ("tiny", "small", "base", "large")}
-ROWS = {
-    **METHODS,
-    "vit-shapley": "ViT Shapley (the paper's procedure)",
-    OURS: "vitshap (default procedure)",
-    "kernelshap-original": "KernelSHAP",
-    "kernelshap": "kernelshap (ours)",
-    "refine-tokens": "refine (ours), without an explainer",
-    "refine-explainer": "refine (ours), with vitshap's explainer",
-    "truth": "truth (kernelshap, independent)",
-}
-ARROWS = {"deletion": "\N{DOWNWARDS ARROW}"}
-LEGEND = "Mean ± half of the 95 % interval. Bold: overlaps the best. †: overlaps random's, or lies on its wrong side."
 
 
 @dataclass
@@ -341,35 +338,6 @@ class Viewer:
             view.charts[f"{view.specification.id}-{name}.png"] = drawn
 
 
-def finished_parts(store: Store, setting: str, step: str) -> dict[str, Result]:
-    """Return the results of those steps of a panel that have finished."""
-    found = {name: store.find(setting, name) for name in panel_steps(step)}
-    return {name: result for name, result in found.items() if result is not None}
-
-
-def joined(parts: Mapping[str, Result]) -> Result | None:
-    """Return the result of a panel: that of its step, or the rows of all steps in which methods were evaluated."""
-    first = next(iter(parts.values()), None)
-    if first is None or len(parts) == 1:
-        return first
-    values: dict[str, Any] = {}
-    for part in parts.values():
-        for classes, found in part.values.items():
-            whole = values.setdefault(classes, {"images": found["images"], "metrics": {}, "curves": {}})
-            for kind in ("metrics", "curves"):
-                for metric, rows in found[kind].items():
-                    whole[kind].setdefault(metric, {}).update(rows)
-    return Result(first.folder, {**first.record, "values": values})
-
-
-def was_run(result: Result | None, row: str) -> bool:
-    """Whether a method was evaluated, with whatever result."""
-    if result is None:
-        return False
-    parts = result.values.values()
-    return any(part["images"] == 0 or any(row in rows for rows in part["metrics"].values()) for part in parts)
-
-
 def crossing(evaluations: Sequence[float], curve: Sequence[float], level: float) -> float | None:
     """Return the evaluations at which an error falls to a level, interpolated between points on a logarithmic scale.
 
@@ -401,47 +369,6 @@ def _expected(row: str, panel: Panel, metric: str) -> bool:
     if row.startswith("attention-") and panel.classes == "non-target":
         return panel.step.endswith("abnormal")
     return not (row == "random" and metric.startswith("faithfulness"))
-
-
-def marks_of(cells: Mapping[str, Mapping[str, float]], metric: str) -> dict[str, Mark]:
-    """Return bold and grey of a column, from its numbers."""
-    measured = {
-        row: Measured(
-            one["mean"],
-            one["low"] if one["low"] is not None else one["mean"],
-            one["high"] if one["high"] is not None else one["mean"],
-        )
-        for row, one in cells.items()
-        if one["mean"] is not None
-    }
-    random = measured.pop("random", None)
-    measured.pop("truth", None)
-    if metric.startswith("faithfulness"):
-        random = None
-    found = mark(list(measured.values()), random, higher_is_better=metric != "deletion")
-    return dict(zip(measured, found, strict=True))
-
-
-def own_text(cell: Mapping[str, Any] | None, marked: Mark | None, *, run: bool, expected: bool) -> str:
-    """Return one of our numbers as text: bold, with a dagger for grey, "not run", or a dash where none is expected."""
-    if not expected:
-        return "-"
-    if cell is None or cell["mean"] is None:
-        return "undefined" if run else NOT_RUN
-    half = "" if cell["low"] is None else f" ± {(cell['high'] - cell['low']) / 2:.3f}"
-    text = f"{cell['mean']:.3f}{half}"
-    if marked is not None and marked.bold:
-        text = f"**{text}**"
-    return f"{text} †" if marked is not None and marked.grey else text
-
-
-def printed_text(number: Number | None, *, digits: int = 3) -> str:
-    """Return one of the paper's numbers as text, with its own bold and grey; a dash where it has none."""
-    if number is None:
-        return "-"
-    text = f"{number.mean:,.{digits}f}" + ("" if number.interval is None else f" ± {number.interval:.3f}")
-    text = f"**{text}**" if number.bold else text
-    return f"{text} †" if number.grey else text
 
 
 def _band(x: Sequence[float] | np.ndarray[Any, Any], mean: Any, half: Any) -> Band:

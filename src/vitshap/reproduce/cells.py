@@ -1,0 +1,95 @@
+"""What stands in the cells of tables: the results of a panel, which methods were run, numbers as text, bold and grey."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitshap.evaluation.marks import Mark, Measured, mark
+from vitshap.reproduce.paper import METHODS, Number
+from vitshap.reproduce.specifications import OURS, panel_steps
+from vitshap.reproduce.store import Result, Store
+
+NOT_RUN = "not run"
+ROWS = {
+    **METHODS,
+    "vit-shapley": "ViT Shapley (the paper's procedure)",
+    OURS: "vitshap (default procedure)",
+    "kernelshap-original": "KernelSHAP",
+    "kernelshap": "kernelshap (ours)",
+    "refine-tokens": "refine (ours), without an explainer",
+    "refine-explainer": "refine (ours), with vitshap's explainer",
+    "truth": "truth (kernelshap, independent)",
+}
+ARROWS = {"deletion": "\N{DOWNWARDS ARROW}"}
+LEGEND = "Mean ± half of the 95 % interval. Bold: overlaps the best. †: overlaps random's, or lies on its wrong side."
+
+
+def finished_parts(store: Store, setting: str, step: str) -> dict[str, Result]:
+    """Return the results of those steps of a panel that have finished."""
+    found = {name: store.find(setting, name) for name in panel_steps(step)}
+    return {name: result for name, result in found.items() if result is not None}
+
+
+def joined(parts: Mapping[str, Result]) -> Result | None:
+    """Return the result of a panel: that of its step, or the rows of all steps in which methods were evaluated."""
+    first = next(iter(parts.values()), None)
+    if first is None or len(parts) == 1:
+        return first
+    values: dict[str, Any] = {}
+    for part in parts.values():
+        for classes, found in part.values.items():
+            whole = values.setdefault(classes, {"images": found["images"], "metrics": {}, "curves": {}})
+            for kind in ("metrics", "curves"):
+                for metric, rows in found[kind].items():
+                    whole[kind].setdefault(metric, {}).update(rows)
+    return Result(first.folder, {**first.record, "values": values})
+
+
+def was_run(result: Result | None, row: str) -> bool:
+    """Whether a method was evaluated, with whatever result."""
+    if result is None:
+        return False
+    parts = result.values.values()
+    return any(part["images"] == 0 or any(row in rows for rows in part["metrics"].values()) for part in parts)
+
+
+def marks_of(cells: Mapping[str, Mapping[str, float]], metric: str) -> dict[str, Mark]:
+    """Return bold and grey of a column, from its numbers."""
+    measured = {
+        row: Measured(
+            one["mean"],
+            one["low"] if one["low"] is not None else one["mean"],
+            one["high"] if one["high"] is not None else one["mean"],
+        )
+        for row, one in cells.items()
+        if one["mean"] is not None
+    }
+    random = measured.pop("random", None)
+    measured.pop("truth", None)
+    if metric.startswith("faithfulness"):
+        random = None
+    found = mark(list(measured.values()), random, higher_is_better=metric != "deletion")
+    return dict(zip(measured, found, strict=True))
+
+
+def own_text(cell: Mapping[str, Any] | None, marked: Mark | None, *, run: bool, expected: bool) -> str:
+    """Return one of our numbers as text: bold, with a dagger for grey, "not run", or a dash where none is expected."""
+    if not expected:
+        return "-"
+    if cell is None or cell["mean"] is None:
+        return "undefined" if run else NOT_RUN
+    half = "" if cell["low"] is None else f" ± {(cell['high'] - cell['low']) / 2:.3f}"
+    text = f"{cell['mean']:.3f}{half}"
+    if marked is not None and marked.bold:
+        text = f"**{text}**"
+    return f"{text} †" if marked is not None and marked.grey else text
+
+
+def printed_text(number: Number | None, *, digits: int = 3) -> str:
+    """Return one of the paper's numbers as text, with its own bold and grey; a dash where it has none."""
+    if number is None:
+        return "-"
+    text = f"{number.mean:,.{digits}f}" + ("" if number.interval is None else f" ± {number.interval:.3f}")
+    text = f"**{text}**" if number.bold else text
+    return f"{text} †" if number.grey else text
