@@ -22,7 +22,10 @@ ROWS = {
     "truth": "truth (kernelshap, independent)",
 }
 ARROWS = {"deletion": "\N{DOWNWARDS ARROW}"}
-LEGEND = "Mean ± half of the 95 % interval. Bold: overlaps the best. †: overlaps random's, or lies on its wrong side."
+LEGEND = (
+    "Mean ± half of the 95 % interval, or [its ends] where it reaches further to one side. Bold: the interval overlaps the "
+    "best method's. † (insertion and deletion): it overlaps random's, or lies on its wrong side."
+)
 
 
 def finished_parts(store: Store, setting: str, step: str) -> dict[str, Result]:
@@ -56,15 +59,7 @@ def was_run(result: Result | None, row: str) -> bool:
 
 def marks_of(cells: Mapping[str, Mapping[str, float]], metric: str) -> dict[str, Mark]:
     """Return bold and grey of a column, from its numbers."""
-    measured = {
-        row: Measured(
-            one["mean"],
-            one["low"] if one["low"] is not None else one["mean"],
-            one["high"] if one["high"] is not None else one["mean"],
-        )
-        for row, one in cells.items()
-        if one["mean"] is not None
-    }
+    measured = {row: _measured(one) for row, one in cells.items() if one["mean"] is not None}
     random = measured.pop("random", None)
     measured.pop("truth", None)
     if metric.startswith("faithfulness"):
@@ -73,14 +68,19 @@ def marks_of(cells: Mapping[str, Mapping[str, float]], metric: str) -> dict[str,
     return dict(zip(measured, found, strict=True))
 
 
+def _measured(cell: Mapping[str, Any]) -> Measured:
+    """Return a stored mean with its interval; without one, the mean alone."""
+    ends = (cell["mean"] if cell[end] is None else cell[end] for end in ("low", "high"))
+    return Measured(cell["mean"], *ends)
+
+
 def own_text(cell: Mapping[str, Any] | None, marked: Mark | None, *, run: bool, expected: bool) -> str:
     """Return one of our numbers as text: bold, with a dagger for grey, "not run", or a dash where none is expected."""
     if not expected:
         return "-"
     if cell is None or cell["mean"] is None:
         return "undefined" if run else NOT_RUN
-    half = "" if cell["low"] is None else f" ± {(cell['high'] - cell['low']) / 2:.3f}"
-    text = f"{cell['mean']:.3f}{half}"
+    text = f"{cell['mean']:.3f}" + ("" if cell["low"] is None else f" {_measured(cell).interval_text(3)}")
     if marked is not None and marked.bold:
         text = f"**{text}**"
     return f"{text} †" if marked is not None and marked.grey else text
