@@ -63,3 +63,9 @@ def test_numbers_of_finished_steps_appear(finished: Runner, tmp_path: Path, monk
     assert "`vitshap reproduce --step digits/removal --profile smoke`" in made["figures.md"]
     assert "| complete |" in made["index.md"]
     assert "| insertion, target classes | not run |" in made["cpu.md"], "another profile, of which nothing was run"
+
+
+def test_results_of_another_profile_are_not_collected(finished: Runner, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="was made with --profile smoke, not with cpu"):
+        pages.collect(finished.store.out, tmp_path, PROFILES["cpu"])
+    assert not list(tmp_path.iterdir())

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from tests.reproduce.small import TINY
 from vitshap.cli import app
 from vitshap.files import write_text
-from vitshap.reproduce import command, store
+from vitshap.reproduce import command, shapley, store
 from vitshap.reproduce.context import Context, Sources
 from vitshap.reproduce.profiles import PROFILES
 from vitshap.reproduce.runner import FILES, LARGEST, Runner, Task, named_tasks, tasks_of
@@ -96,6 +96,14 @@ def test_results_of_other_settings_are_not_overwritten(finished: Runner) -> None
     assert runner.run(named_tasks(other, ["digits/timing"])), "which does not depend on it"
 
 
+def test_a_step_alone_does_not_take_earlier_steps_of_other_settings(finished: Runner) -> None:
+    changes = (*TINY.scale.training, "surrogate.loop.epochs=2")
+    other = replace(TINY, scale=replace(TINY.scale, training=changes))
+    runner = Runner(other, finished.store.out, Sources({}), torch.device("cpu"))
+    with pytest.raises(ValueError, match="train-surrogate was made with other settings"):
+        runner.run(named_tasks(other, ["digits/removal"]))
+
+
 def test_results_do_not_depend_on_compilation(tmp_path: Path) -> None:
     """Trainings are compiled on a GPU only, and a step that finished there is not run again on a CPU."""
     setting = TINY.setting("imagenette", "vit-base")
@@ -161,12 +169,33 @@ def test_an_interrupted_training_continues(tmp_path: Path, monkeypatch: pytest.M
     assert not written.exists()
 
 
-def test_time_spent_on_other_settings_does_not_count(tmp_path: Path) -> None:
+def test_time_that_cannot_be_read_does_not_count(tmp_path: Path) -> None:
     write_text(tmp_path / store.SECONDS, json.dumps({"inputs": "a", "seconds": 5000}))
     assert store.Stopwatch(tmp_path, "a").seconds >= 5000
-    assert store.Stopwatch(tmp_path, "b").seconds < 5000
     write_text(tmp_path / store.SECONDS, "[1]")
     assert store.Stopwatch(tmp_path, "a").seconds < 5000
+
+
+def test_intermediate_files_of_other_settings_are_not_used(
+    finished: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors of an estimator are stored in parts; those of another number of evaluations would be taken for its own."""
+    for name in ("train-classifier", "train-surrogate", "truth"):
+        shutil.copytree(finished.store.folder("digits", name), tmp_path / "digits" / name)
+    task = Task(TINY.setting("imagenette", "vit-base"), "kernelshap-paired")
+    first = Runner(TINY, tmp_path, Sources({}), torch.device("cpu"))
+
+    def stop(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shapley, "read_tensors", stop)  # after the first part was written
+        with pytest.raises(KeyboardInterrupt):
+            first.run_one(task)
+    other = replace(TINY, scale=replace(TINY.scale, paired=256))
+    with pytest.raises(ValueError, match="kernelshap-paired has intermediate files of other settings"):
+        Runner(other, tmp_path, Sources({}), torch.device("cpu")).run_one(task)
+    assert first.run_one(task).values == finished.store.find("digits", "kernelshap-paired").values
 
 
 def test_damaged_results_are_reported(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def test_every_step_comes_after_what_it_needs() -> None:
     assert len(order) == len(set(order))
     for name in order:
         assert all(order.index(one) < order.index(name) for one in STEPS[name].needs), name
+        assert set(with_needs(STEPS[name].needs)) == set(STEPS[name].needs), "a step names all that come before it"
 
 
 def test_profiles_differ_only_in_settings() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vitshap.experiments.tables import Column, Table
-from vitshap.files import write_text
+from vitshap.files import read_json, write_text
 from vitshap.reproduce.cells import (
     ARROWS,
     LEGEND,
@@ -75,8 +75,14 @@ are wide. All numbers are of **reduced scale**. Tables and figures of which noth
 
 
 def collect(out: Path, docs: Path, profile: Profile) -> None:
-    """Copy the results of finished steps, without weights and pictures, to the pages' data."""
+    """Copy the results of finished steps, without weights and pictures, to the pages' data.
+
+    ``ValueError`` if one was made by another profile: all of them stand on its page.
+    """
     for path in sorted(out.glob(f"*/*/{RESULT}")):
+        made = read_json(path).get("profile")
+        if made != profile.name:
+            raise ValueError(f"{path} was made with --profile {made}, not with {profile.name}")
         place = docs / DATA / profile.name / path.relative_to(out)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, place)
