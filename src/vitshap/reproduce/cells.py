@@ -23,8 +23,8 @@ ROWS = {
 }
 ARROWS = {"deletion": "\N{DOWNWARDS ARROW}"}
 LEGEND = (
-    "Mean ± half of the 95 % interval, or [its ends] where it reaches further to one side. Bold: the interval overlaps the "
-    "best method's. † (insertion and deletion): it overlaps random's, or lies on its wrong side."
+    "Mean ± half of the 95 % interval, or [its ends] where it reaches further to one side. Bold: the interval overlaps "
+    "that of the best method that was run. † (insertion and deletion): it overlaps random's, or lies on its wrong side."
 )
 
 
@@ -49,12 +49,10 @@ def joined(parts: Mapping[str, Result]) -> Result | None:
     return Result(first.folder, {**first.record, "values": values})
 
 
-def was_run(result: Result | None, row: str) -> bool:
-    """Whether a method was evaluated, with whatever result."""
-    if result is None:
-        return False
-    parts = result.values.values()
-    return any(part["images"] == 0 or any(row in rows for rows in part["metrics"].values()) for part in parts)
+def rows_of(result: Result | None) -> set[str]:
+    """Return the methods that were evaluated, whether or not they have a number for every class."""
+    parts = () if result is None else result.values.values()
+    return {row for part in parts for rows in part.get("metrics", {}).values() for row in rows}
 
 
 def marks_of(cells: Mapping[str, Mapping[str, float]], metric: str) -> dict[str, Mark]:

@@ -26,10 +26,11 @@ from vitshap.reproduce.cells import (
     marks_of,
     own_text,
     printed_text,
-    was_run,
+    rows_of,
 )
 from vitshap.reproduce.paper import printed, tables
 from vitshap.reproduce.profiles import Profile, Setting
+from vitshap.reproduce.sources import NAMES, Source, data_name, explained_classes, facts, panel_title
 from vitshap.reproduce.specifications import (
     ABLATIONS,
     ESTIMATORS,
@@ -40,15 +41,6 @@ from vitshap.reproduce.specifications import (
     Specification,
 )
 from vitshap.reproduce.store import Result, Store
-
-NAMES = {
-    "imagenette": "ImageNette",
-    "mura": "MURA",
-    "pets": "Pets",
-    "chest": "Chest radiographs",
-    "digits": "Digits",
-}
-MODELS = {f"vit-{size}": f"ViT-{size.capitalize()}" for size in ("tiny", "small", "base", "large")}
 
 
 @dataclass
@@ -61,8 +53,8 @@ class View:
     """By the name of the picture's file."""
     pictures: list[Path] = field(default_factory=list)
     """Pictures that a step left: maps over photos."""
-    sources: dict[str, str] = field(default_factory=dict)
-    """Where the numbers come from: label, hardware, date, seed and command, by ``SETTING/STEP``."""
+    sources: dict[str, Source] = field(default_factory=dict)
+    """Where the numbers come from, by ``SETTING/STEP``."""
     filled: int = 0
     not_run: int = 0
 
@@ -105,12 +97,10 @@ class Viewer:
             return None, None
         results = finished_parts(self.store, setting.name, step or panel.step)
         for name, result in results.items():
-            about = result.record
-            label = f"{setting.label} ({setting.note})" if setting.note else setting.label
-            view.sources[f"{setting.name}/{name}"] = (
-                f"{label}; {about['hardware']}, {about['date']}, seed {about['seed']}, {about['seconds']:,.0f} s; "
-                f"`{about['command']}`"
-            )
+            if len(results) > 1 and not rows_of(result) & set(view.specification.methods):
+                continue  # variants of methods that this table or figure leaves out
+            source = view.sources.setdefault(f"{setting.name}/{name}", Source(setting, result.record))
+            source.facts |= dict.fromkeys(facts(panel, setting, result))
         return setting, joined(results)
 
     def _count(self, view: View, value: object) -> None:
@@ -123,8 +113,25 @@ class Viewer:
         for panel in view.specification.panels:
             setting, result = self._found(view, panel)
             table = self._metric_table(view, panel, setting, result)
+            if view.specification.kind == "kernelshap-areas":
+                table.notes.append(self._evaluations(panel))
             if result is not None or not self.finished_only:
                 view.tables.append(table)
+
+    def _evaluations(self, panel: Panel) -> str:
+        """Return the evaluations of the estimators and of the truth, and how reliable that is."""
+        scale, setting = self.profile.scale, self.profile.setting(panel.data, panel.model)
+        truth = None if setting is None else self.store.find(setting.name, "truth")
+        text = (
+            f"Evaluations per image: KernelSHAP {scale.paired:,} with and {scale.unpaired:,} without pairs (the paper's "
+            f"table 12: until it converges, about 300,000 to 1,200,000), kernelshap {scale.paired // 8:,}, refine "
+            f"{scale.refined:,}, truth {scale.truth:,}"
+        )
+        if truth is None:
+            return f"{text}."
+        known = {name: value for name, value in truth.values["reliability"].items() if value is not None}
+        reliability = ", ".join(f"{value:.3f} for {name} classes" for name, value in known.items())
+        return f"{text}. Reliability of the truth (1: without error): {reliability}."
 
     def _metric_table(self, view: View, panel: Panel, setting: Setting | None, result: Result | None) -> Table:
         """Return the rows of one data set, model and kind of class, ours beside the paper's."""
@@ -138,8 +145,9 @@ class Viewer:
             if metric != "faithfulness formula":
                 columns.append(Column(f"{metric} paper", title="paper"))
         found = {} if result is None else result.values.get(panel.classes, {})
+        run = rows_of(result)
         marked = {metric: marks_of(found.get("metrics", {}).get(metric, {}), metric) for metric in names}
-        table = Table(_title(panel, setting, found.get("images")), columns, notes=[LEGEND])
+        table = Table(panel_title(panel, setting, found.get("images")), columns, notes=[LEGEND])
         for row in one.methods:
             cells: dict[str, Any] = {"method": ROWS[row]}
             for metric in names:
@@ -147,8 +155,8 @@ class Viewer:
                 own = found.get("metrics", {}).get(metric, {}).get(row)
                 expected = _expected(row, panel, metric)
                 if expected:
-                    self._count(view, own if was_run(result, row) and found.get("images") != 0 else None)
-                cells[metric] = own_text(own, marked[metric].get(row), run=was_run(result, row), expected=expected)
+                    self._count(view, own if found.get("images") != 0 else None)
+                cells[metric] = own_text(own, marked[metric].get(row), run=row in run, expected=expected)
                 if metric != "faithfulness formula":
                     cells[f"{metric} paper"] = printed_text(number)
             table.add(**cells)
@@ -181,7 +189,7 @@ class Viewer:
         columns, results = [Column("method")], {}
         for panel in panels:
             setting, results[panel.data] = self._found(view, panel)
-            columns += [Column(panel.data, title=f"{_data_name(panel, setting)}, ms")]
+            columns += [Column(panel.data, title=f"{data_name(panel, setting)}, ms")]
             columns += [Column(f"{panel.data} paper", title=f"paper, {NAMES[panel.data]}, ms")]
         table = Table("Milliseconds per image for all classes", columns)
         for row in view.specification.methods:
@@ -200,7 +208,7 @@ class Viewer:
 
     def _curves(self, view: View) -> None:
         for panel in view.specification.panels:
-            _, result = self._found(view, panel)
+            setting, result = self._found(view, panel)
             found = {} if result is None else result.values.get(panel.classes, {})
             charts = []
             for metric in ("insertion", "deletion"):
@@ -209,7 +217,7 @@ class Viewer:
                 for row in self._shown(view, panel, curves, result):
                     mean = curves[row]["mean"]
                     bands[ROWS[row]] = _band(np.linspace(0, 1, len(mean)), mean, curves[row]["interval"])
-                title = f"{metric.capitalize()}, {panel.classes} classes"
+                title = f"{data_name(panel, setting)}: {metric}, {explained_classes(panel)}"
                 charts.append(
                     Chart(title, f"share of patches {metric[:-3]}ed", "probability", bands, (ROWS["random"],))
                 )
@@ -229,7 +237,7 @@ class Viewer:
                     ROWS[row]: _band(found["sizes"], curves[row]["mean"], curves[row]["interval"])
                     for row in self._shown(view, panel, curves, result)
                 }
-                title = f"{_data_name(panel, setting)}, {panel.classes}: {what}"
+                title = f"{data_name(panel, setting)}, {panel.classes}: {what}"
                 charts.append(Chart(title, "patches in a subset, n", "correlation", bands, (ROWS["random"],)))
             self._add_charts(view, f"{panel.data}-{panel.classes}", charts)
 
@@ -254,7 +262,7 @@ class Viewer:
                     name: _band(result.values["kept"], curve["mean"], curve["interval"])
                     for name, curve in result.values[metric].items()
                 }
-                charts.append(Chart(f"{_data_name(panel, setting)}: {label}", "patches kept", label, bands))
+                charts.append(Chart(f"{data_name(panel, setting)}: {label}", "patches kept", label, bands))
             self._add_charts(view, panel.data, charts)
 
     def _roar(self, view: View) -> None:
@@ -264,7 +272,7 @@ class Viewer:
             for direction in view.specification.metrics:
                 rows = {} if result is None else result.values["rows"]
                 bands = {}
-                for row in view.specification.methods if result is None else rows:
+                for row in view.specification.methods:
                     self._count(view, rows.get(row))
                     if row in rows and result is not None:
                         ends = rows[row][direction]
@@ -285,7 +293,7 @@ class Viewer:
             result = self._found(view, panel, step)[1]
             self._count(view, result)
             lines |= {} if result is None else result.values["rows"]
-        columns = (Column("compared", title="evaluations at which it passes"), *(Column(row) for row in EXPLAINERS))
+        columns = (Column("compared", title="estimator"), *(Column(row, title=ROWS[row]) for row in EXPLAINERS))
         table = Table("Evaluations per image at which an estimator passes an explainer (distance)", columns)
         for classes in ("target", "non-target"):
             charts = []
@@ -313,9 +321,12 @@ class Viewer:
                     shown[row] = _passed(crossing(evaluations, curve["mean"], level), evaluations[0])
                 table.add(compared=f"{kind}, {classes}", **shown)
         table.notes.append(
-            "The paper: about 120,000 for KernelSHAP as published, about 40,000 with pairs (target class)."
+            "The paper: about 120,000 for KernelSHAP as published, about 40,000 with pairs (target class). refine with "
+            "vitshap's explainer starts from its values."
         )
-        view.tables.append(table)
+        if table.rows:
+            table.notes.append(self._evaluations(panel))
+            view.tables.append(table)
 
     def _maps(self, view: View) -> None:
         one = view.specification
@@ -376,15 +387,3 @@ def _band(x: Sequence[float] | np.ndarray[Any, Any], mean: Any, half: Any) -> Ba
     arrays = [np.array([np.nan if one is None else one for one in part], dtype=np.float64) for part in (x, mean, half)]
     known = np.isfinite(arrays[1])
     return Band(arrays[0][known], arrays[1][known], np.nan_to_num(arrays[2][known]))
-
-
-def _title(panel: Panel, setting: Setting | None, images: int | None) -> str:
-    """Return what a table is of, and what the paper's numbers in it are of, where that is something else."""
-    paper = f"{NAMES[panel.data]}, {MODELS[panel.model]}"
-    here = f"{_data_name(panel, setting)}, {setting.architecture}" if setting and setting.architecture else paper
-    title = f"{here}, {panel.classes} classes" + ("" if images is None else f" ({images:,} images)")
-    return title if here == paper else f"{title}; paper: {paper}"
-
-
-def _data_name(panel: Panel, setting: Setting | None) -> str:
-    return NAMES[panel.data if setting is None else setting.data]
