@@ -19,7 +19,7 @@ from vitshap.files import write_text
 from vitshap.reproduce import command, shapley, store
 from vitshap.reproduce.context import Context, Sources
 from vitshap.reproduce.profiles import PROFILES
-from vitshap.reproduce.runner import FILES, LARGEST, Runner, Task, named_tasks, tasks_of
+from vitshap.reproduce.runner import Runner, Task, named_tasks, tasks_of
 from vitshap.reproduce.shapley import predictions, stored_truth, stored_values
 from vitshap.reproduce.sources import source_lines
 from vitshap.reproduce.specifications import ALL_METHODS, ESTIMATORS, EXPLAINERS, MAIN_METHODS, SPECIFICATIONS
@@ -28,6 +28,8 @@ from vitshap.reproduce.views import ROWS, Viewer, crossing
 from vitshap.training import loop
 
 run = CliRunner().invoke
+LARGEST, FILES = 28 * 2**20, 8
+"""Bytes and files that a finished step leaves at most, so that it can be moved to another machine."""
 
 
 @pytest.mark.parametrize("name", SPECIFICATIONS)

@@ -21,9 +21,6 @@ from vitshap.reproduce.specifications import SPECIFICATIONS, Specification, pane
 from vitshap.reproduce.steps import step, with_needs
 from vitshap.training.processes import kept_random_state
 
-LARGEST, FILES = 28 * 2**20, 8
-"""Bytes and files that a finished step of the profiles smoke and small leaves at most."""
-
 
 @dataclass(frozen=True)
 class Task:

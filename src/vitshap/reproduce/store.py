@@ -197,12 +197,6 @@ def digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def file_digest(path: Path) -> str:
-    """Return a hash of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-
-
 def rounded(content: Any, digits: int = 6) -> Any:
     """Return JSON content with floats of at most ``digits`` significant digits and null for what is not finite."""
     if isinstance(content, Tensor):

@@ -22,12 +22,11 @@ from vitshap.reproduce.cells import (
     printed_text,
     rows_of,
 )
-from vitshap.reproduce.paper import METHODS, Classes, printed
+from vitshap.reproduce.paper import METHODS, printed
 from vitshap.reproduce.profiles import PROFILES, Setting
-from vitshap.reproduce.specifications import ALL_METHODS, EVALUATED_PARTS, FAITHFULNESS, METRICS, evaluated_step
+from vitshap.reproduce.specifications import ALL_METHODS, BOTH, EVALUATED_PARTS, FAITHFULNESS, METRICS, evaluated_step
 from vitshap.reproduce.store import Result, Store
 
-BOTH: tuple[Classes, Classes] = ("target", "non-target")
 PARTS = [(classes, metric) for classes in BOTH for metric in METRICS]
 """Columns of the summary."""
 
