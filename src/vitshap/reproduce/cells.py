@@ -7,7 +7,7 @@ from typing import Any
 
 from vitshap.evaluation.marks import Mark, Measured, mark
 from vitshap.reproduce.paper import METHODS, Number
-from vitshap.reproduce.specifications import OURS, panel_steps
+from vitshap.reproduce.specifications import OURS, Panel, panel_steps
 from vitshap.reproduce.store import Result, Store
 
 NOT_RUN = "not run"
@@ -53,6 +53,16 @@ def rows_of(result: Result | None) -> set[str]:
     """Return the methods that were evaluated, whether or not they have a number for every class."""
     parts = () if result is None else result.values.values()
     return {row for part in parts for rows in part.get("metrics", {}).values() for row in rows}
+
+
+def has_number(row: str, panel: Panel, metric: str) -> bool:
+    """Whether a row has a number: attention methods have none for non-target classes, but for one class of MURA; random
+    none for faithfulness; the masked classifier has one explainer."""
+    if row == OURS and panel.step == "evaluate-masked":
+        return False
+    if row.startswith("attention-") and panel.classes == "non-target":
+        return panel.step.endswith("abnormal")
+    return not (row == "random" and metric.startswith("faithfulness"))
 
 
 def marks_of(cells: Mapping[str, Mapping[str, float]], metric: str) -> dict[str, Mark]:

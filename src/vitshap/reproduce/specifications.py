@@ -92,7 +92,7 @@ PETS_IMAGES = "all 735 Pets test images of the authors"
 SHAPLEY_IMAGES = "the authors' 100 ImageNette test images, ten per class"
 FAITHFULNESS = (
     "Faithfulness beside the paper's is the authors' code's: Spearman correlation with the output for the kept patches. "
-    "The paper's formula (Pearson, with the drop) is in the column 'formula'."
+    "The paper's formula (Pearson, with the drop) is in the column 'faithfulness formula' of the tables."
 )
 SAMPLER = "The authors' sampler is not the Shapley kernel: 12 % of its subsets are empty or full."
 MURA_INTERVALS = "The paper's MURA intervals are too narrow: they divide by all 1,024 images, not by those in the mean."

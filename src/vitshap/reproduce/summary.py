@@ -16,6 +16,7 @@ from vitshap.reproduce.cells import (
     NOT_RUN,
     ROWS,
     finished_parts,
+    has_number,
     joined,
     marks_of,
     own_text,
@@ -24,7 +25,15 @@ from vitshap.reproduce.cells import (
 )
 from vitshap.reproduce.paper import METHODS, printed
 from vitshap.reproduce.profiles import PROFILES, Setting
-from vitshap.reproduce.specifications import ALL_METHODS, BOTH, EVALUATED_PARTS, FAITHFULNESS, METRICS, evaluated_step
+from vitshap.reproduce.specifications import (
+    ALL_METHODS,
+    BOTH,
+    EVALUATED_PARTS,
+    FAITHFULNESS,
+    METRICS,
+    Panel,
+    evaluated_step,
+)
 from vitshap.reproduce.store import Result, Store
 
 PARTS = [(classes, metric) for classes in BOTH for metric in METRICS]
@@ -75,12 +84,10 @@ def all_numbers(data: Path, profile: str) -> Table:
     for row in ALL_METHODS:
         cells = {"method": ROWS[row]}
         for classes, metric in PARTS:
-            none = (row == "random" and metric == "faithfulness") or (
-                row.startswith("attention-") and classes == "non-target"
-            )
+            panel = Panel("imagenette", "vit-tiny", "evaluate-main", classes)
             own = found.get(classes, {}).get("metrics", {}).get(metric, {}).get(row)
             cells[f"{classes} {metric}"] = own_text(
-                own, marks[classes, metric].get(row), run=row in rows_of(main), expected=not none
+                own, marks[classes, metric].get(row), run=row in rows_of(main), expected=has_number(row, panel, metric)
             )
             number = printed("table-7", row, metric, data="imagenette", classes=classes)
             cells[f"{classes} {metric} paper"] = printed_text(number)
@@ -90,6 +97,9 @@ def all_numbers(data: Path, profile: str) -> Table:
         table.add(**cells)
     if setting.explained_others is not None:
         table.notes.append(f"Non-target: {setting.explained_others} of each image's other classes; the paper: all.")
+    trained = store.find(setting.name, "train-surrogate")
+    on = "" if trained is None else f", on {trained.record['hardware']}"
+    table.notes.append(f"Time per image: for all classes. Training: of surrogate and explainer together{on}.")
     return table
 
 

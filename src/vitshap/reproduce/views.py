@@ -22,6 +22,7 @@ from vitshap.reproduce.cells import (
     NOT_RUN,
     ROWS,
     finished_parts,
+    has_number,
     joined,
     marks_of,
     own_text,
@@ -36,7 +37,6 @@ from vitshap.reproduce.specifications import (
     ESTIMATORS,
     EXPLAINER_ERRORS,
     EXPLAINERS,
-    OURS,
     Panel,
     Specification,
 )
@@ -153,7 +153,7 @@ class Viewer:
             for metric in names:
                 number = printed(one.id, row, metric, data=panel.data, classes=panel.classes)
                 own = found.get("metrics", {}).get(metric, {}).get(row)
-                expected = _expected(row, panel, metric)
+                expected = has_number(row, panel, metric)
                 if expected:
                     self._count(view, own if found.get("images") != 0 else None)
                 cells[metric] = own_text(own, marked[metric].get(row), run=row in run, expected=expected)
@@ -244,7 +244,7 @@ class Viewer:
     def _shown(self, view: View, panel: Panel, curves: Mapping[str, Any], result: Result | None) -> Iterator[str]:
         """Yield the methods with a curve, explainers first, counting all that should have one."""
         for row in sorted(view.specification.methods, key=lambda row: row not in EXPLAINERS):
-            if _expected(row, panel, "insertion"):
+            if has_number(row, panel, "insertion"):
                 self._count(view, curves.get(row))
                 if row in curves and result is not None:
                     yield row
@@ -370,16 +370,6 @@ def _passed(evaluations: float | None, first: float) -> str:
     if evaluations is None:
         return "not reached"
     return f"at most {first:,.0f}" if evaluations <= first else f"{evaluations:,.0f}"
-
-
-def _expected(row: str, panel: Panel, metric: str) -> bool:
-    """Whether a row has a number: attention methods have none for non-target classes, but for one class of MURA; random
-    none for faithfulness; the masked classifier has one explainer."""
-    if row == OURS and panel.step == "evaluate-masked":
-        return False
-    if row.startswith("attention-") and panel.classes == "non-target":
-        return panel.step.endswith("abnormal")
-    return not (row == "random" and metric.startswith("faithfulness"))
 
 
 def _band(x: Sequence[float] | np.ndarray[Any, Any], mean: Any, half: Any) -> Band:
