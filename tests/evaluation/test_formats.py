@@ -104,6 +104,21 @@ def test_marks_are_shown(evaluation: Evaluation) -> None:
     assert page.count('class="bold n"') + page.count('class="bold grey n"') >= 1
 
 
+def test_skewed_values_have_the_ends_of_their_interval(evaluation: Evaluation) -> None:
+    scores = {key: dict(named) for key, named in evaluation.scores.items()}
+    values = torch.tensor([0.99, 0.98, 0.985, 0.99, 0.98, 0.985, 0.99, 0.204], dtype=torch.float64)
+    scores["loo_1", "insertion"]["target"] = values
+    made = replace(evaluation, scores=scores)
+    low, high = made.result("loo_1", "insertion").interval()
+    ends = f"0.888 [{low:.3f}, {high:.3f}]".replace("-", "\N{MINUS SIGN}")
+    table = made.table()
+    console = Console(width=300, file=io.StringIO())
+    console.print(to_terminal(table, TITLE))
+    assert ends in to_markdown(table, TITLE)
+    assert ends in console.file.getvalue()
+    assert f"0.888 [{low:.3f}".replace("-", "$-$") in to_latex(table, TITLE)
+
+
 def test_curves_are_means_with_bands(evaluation: Evaluation) -> None:
     found = {one.name: one.panel for one in curves(evaluation)}
     assert list(found) == ["insertion", "deletion"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 
 from tests.reproduce.small import TINY
 from vitshap.reproduce import pages
+from vitshap.reproduce.cells import ROWS, finished_parts, joined
 from vitshap.reproduce.context import Context, Sources
-from vitshap.reproduce.profiles import PROFILES
+from vitshap.reproduce.profiles import PROFILES, Scale
 from vitshap.reproduce.runner import Runner
 from vitshap.reproduce.specifications import SPECIFICATIONS
 from vitshap.reproduce.steps import STEPS
@@ -59,7 +61,30 @@ def test_numbers_of_finished_steps_appear(finished: Runner, tmp_path: Path, monk
         "vitshap"
     ]["mean"]
     assert f"{mean:.3f}" in made["index.md"]
+    cells = joined(finished_parts(finished.store, "digits", "evaluate-main")).values["target"]["metrics"]["insertion"]
+    best = ROWS[max((row for row in cells if row != "random"), key=lambda row: cells[row]["mean"])]
     assert "not run" not in made["tables.md"]
     assert "`vitshap reproduce --step digits/removal --profile smoke`" in made["figures.md"]
     assert "| complete |" in made["index.md"]
+    assert f"| insertion, target classes | {best} 0." in made["index.md"]
     assert "| insertion, target classes | not run |" in made["cpu.md"], "another profile, of which nothing was run"
+
+
+def test_results_of_another_profile_are_not_collected(finished: Runner, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="was made with --profile smoke, not with cpu"):
+        pages.collect(finished.store.out, tmp_path, PROFILES["cpu"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_pages_say_what_a_profile_has_less_of(tmp_path: Path) -> None:
+    made = pages.pages(tmp_path)
+    for name, page in ((pages.PUBLISHED, made["index.md"]), (pages.BRIEF, made["cpu.md"])):
+        scale, full = asdict(PROFILES[name].scale), asdict(PROFILES["full"].scale)
+        differing = [field for field, value in scale.items() if field in pages.SMALLER and value != full[field]]
+        assert differing
+        for field in differing:
+            assert f"| {pages.SMALLER[field][0]} | " in page
+    known = {*pages.SMALLER, "roar_counts", "training", "default_training"}
+    rest = {field.name for field in fields(Scale)} - known
+    assert all(field.startswith(("procedure_", "convergence_")) for field in rest), "of experiments beyond the paper"
+    assert "| non-target classes of each image, imagenette | 1 | all |" in made["cpu.md"]

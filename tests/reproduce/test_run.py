@@ -16,26 +16,31 @@ from typer.testing import CliRunner
 from tests.reproduce.small import TINY
 from vitshap.cli import app
 from vitshap.files import write_text
-from vitshap.reproduce import command, store
+from vitshap.reproduce import command, shapley, store
 from vitshap.reproduce.context import Context, Sources
 from vitshap.reproduce.profiles import PROFILES
-from vitshap.reproduce.runner import FILES, LARGEST, Runner, Task, named_tasks, tasks_of
+from vitshap.reproduce.runner import Runner, Task, named_tasks, tasks_of
 from vitshap.reproduce.shapley import predictions, stored_truth, stored_values
+from vitshap.reproduce.sources import source_lines
 from vitshap.reproduce.specifications import ALL_METHODS, ESTIMATORS, EXPLAINERS, MAIN_METHODS, SPECIFICATIONS
 from vitshap.reproduce.store import SHARD, Store, rounded
 from vitshap.reproduce.views import ROWS, Viewer, crossing
 from vitshap.training import loop
 
 run = CliRunner().invoke
+LARGEST, FILES = 28 * 2**20, 8
+"""Bytes and files that a finished step leaves at most, so that it can be moved to another machine."""
 
 
 @pytest.mark.parametrize("name", SPECIFICATIONS)
 def test_every_table_and_figure_is_filled(finished: Runner, name: str) -> None:
     view = Viewer(TINY, finished.store).view(SPECIFICATIONS[name])
+    one, retrained = SPECIFICATIONS[name], TINY.scale.retrained_methods
+    left_out = len(one.methods) - len(retrained) if one.kind == "roar" else 0  # by each of two evaluators
     assert view.filled > 0
-    assert view.not_run == 0
+    assert view.not_run == 2 * left_out * len(one.metrics)
     assert view.sources, "every number says where it comes from"
-    assert all("smoke" in about and "seed 0" in about for about in view.sources.values())
+    assert all("smoke" in line and "seed 0" in line for line in source_lines(view.sources))
     assert view.tables or view.charts or view.pictures
     assert not any("not run" in table.to_markdown() for table in view.tables)
     assert all(path.stat().st_size > 1000 for path in view.pictures)
@@ -59,6 +64,38 @@ def test_methods_that_were_not_evaluated_are_not_run(finished: Runner, tmp_path:
     }
     assert view.filled > 0
     assert view.not_run > 0
+
+
+def test_a_view_says_which_images_and_classes_were_measured(finished: Runner) -> None:
+    """The images of the profile, not those of the paper; one line for all steps of a setting."""
+    one = {key: replace(setting, explained_others=1) for key, setting in TINY.settings.items()}
+    viewer = Viewer(replace(TINY, settings=one), finished.store)
+    (line,) = source_lines(viewer.view(SPECIFICATIONS["table-2"]).sources)
+    assert "; 16 images; non-target: 1 of each image's other classes" in line
+    assert "`vitshap reproduce --step digits/STEP --profile smoke`: evaluate-main-rivals " in line
+    assert "variants" not in line, "they are not in this table"
+    (line,) = source_lines(viewer.view(SPECIFICATIONS["table-5"]).sources)
+    normal = finished.store.find("digits", "evaluate-abnormal-rivals").values["non-target"]["images"]
+    assert f"; {normal} images predicted normal; " in line
+    (line,) = source_lines(viewer.view(SPECIFICATIONS["figure-2"]).sources)
+    assert "; 128 images; " in line
+    assert "`vitshap reproduce --step digits/removal --profile smoke`: " in line
+    notes = viewer.view(SPECIFICATIONS["figure-12"]).tables[0].notes
+    assert "KernelSHAP 512 with" in notes[-1]
+    assert "kernelshap 64, refine 128, truth 256. Reliability of the truth" in notes[-1]
+
+
+def test_methods_of_steps_that_were_not_run_are_not_undefined(finished: Runner, tmp_path: Path) -> None:
+    """Also where no image is predicted to be normal."""
+    place = tmp_path / "digits" / "evaluate-abnormal-rivals"
+    shutil.copytree(finished.store.folder("digits", place.name), place)
+    record = json.loads((place / "result.json").read_text())
+    record["values"]["non-target"] = {"images": 0, "metrics": {}, "curves": {}}
+    write_text(place / "result.json", json.dumps(record))
+    view = Viewer(TINY, Store(tmp_path)).view(SPECIFICATIONS["table-5"])
+    cells = {row["method"].value: row["insertion"].value for row in view.tables[0].rows}
+    assert cells["LRP"] == "undefined"
+    assert cells["vitshap (default procedure)"] == "not run"
 
 
 def test_charts_are_drawn(finished: Runner, tmp_path: Path) -> None:
@@ -94,6 +131,14 @@ def test_results_of_other_settings_are_not_overwritten(finished: Runner) -> None
     with pytest.raises(ValueError, match="removal was made with other settings"):
         runner.run(named_tasks(other, ["digits/removal"]))
     assert runner.run(named_tasks(other, ["digits/timing"])), "which does not depend on it"
+
+
+def test_a_step_alone_does_not_take_earlier_steps_of_other_settings(finished: Runner) -> None:
+    changes = (*TINY.scale.training, "surrogate.loop.epochs=2")
+    other = replace(TINY, scale=replace(TINY.scale, training=changes))
+    runner = Runner(other, finished.store.out, Sources({}), torch.device("cpu"))
+    with pytest.raises(ValueError, match="train-surrogate was made with other settings"):
+        runner.run(named_tasks(other, ["digits/removal"]))
 
 
 def test_results_do_not_depend_on_compilation(tmp_path: Path) -> None:
@@ -161,12 +206,33 @@ def test_an_interrupted_training_continues(tmp_path: Path, monkeypatch: pytest.M
     assert not written.exists()
 
 
-def test_time_spent_on_other_settings_does_not_count(tmp_path: Path) -> None:
+def test_time_that_cannot_be_read_does_not_count(tmp_path: Path) -> None:
     write_text(tmp_path / store.SECONDS, json.dumps({"inputs": "a", "seconds": 5000}))
     assert store.Stopwatch(tmp_path, "a").seconds >= 5000
-    assert store.Stopwatch(tmp_path, "b").seconds < 5000
     write_text(tmp_path / store.SECONDS, "[1]")
     assert store.Stopwatch(tmp_path, "a").seconds < 5000
+
+
+def test_intermediate_files_of_other_settings_are_not_used(
+    finished: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors of an estimator are stored in parts; those of another number of evaluations would be taken for its own."""
+    for name in ("train-classifier", "train-surrogate", "truth"):
+        shutil.copytree(finished.store.folder("digits", name), tmp_path / "digits" / name)
+    task = Task(TINY.setting("imagenette", "vit-base"), "kernelshap-paired")
+    first = Runner(TINY, tmp_path, Sources({}), torch.device("cpu"))
+
+    def stop(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shapley, "read_tensors", stop)  # after the first part was written
+        with pytest.raises(KeyboardInterrupt):
+            first.run_one(task)
+    other = replace(TINY, scale=replace(TINY.scale, paired=256))
+    with pytest.raises(ValueError, match="kernelshap-paired has intermediate files of other settings"):
+        Runner(other, tmp_path, Sources({}), torch.device("cpu")).run_one(task)
+    assert first.run_one(task).values == finished.store.find("digits", "kernelshap-paired").values
 
 
 def test_damaged_results_are_reported(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import torch
 from typer.testing import CliRunner
 
 from vitshap.cli import app
+from vitshap.data import ImageData
 from vitshap.methods import list_methods
+from vitshap.reproduce.maps import GRIDS, images_per_picture, one_of_each_class
 from vitshap.reproduce.paper import tables
-from vitshap.reproduce.profiles import FULL, PAPER_SETTINGS, PROFILES, SMALL, SMOKE
+from vitshap.reproduce.profiles import FULL, PAPER_SETTINGS, PROFILES, SMALL, SMOKE, Scale
 from vitshap.reproduce.runner import tasks_of
 from vitshap.reproduce.specifications import ESTIMATED_ROWS, EXPLAINERS, SPECIFICATIONS, panel_steps
 from vitshap.reproduce.steps import EXPERIMENTS, STEPS, needed, with_needs
@@ -60,6 +63,7 @@ def test_every_step_comes_after_what_it_needs() -> None:
     assert len(order) == len(set(order))
     for name in order:
         assert all(order.index(one) < order.index(name) for one in STEPS[name].needs), name
+        assert set(with_needs(STEPS[name].needs)) == set(STEPS[name].needs), "a step names all that come before it"
 
 
 def test_profiles_differ_only_in_settings() -> None:
@@ -83,3 +87,15 @@ def test_the_list_names_everything_with_its_needs() -> None:
         assert one.images in lines[place + 1]
         assert lines[place + 2].strip() == f"needs {', '.join(needed(one))}"
     assert any(line.startswith("procedure: ") for line in lines)
+
+
+def test_maps_have_an_image_of_every_class() -> None:
+    def photos(classes: int, each: int) -> ImageData:
+        labels = torch.arange(classes).repeat_interleave(each)  # as sorted by class
+        return ImageData(torch.zeros(len(labels), 1, 2, 2), labels, tuple(map(str, range(classes))))
+
+    pets = photos(37, 20)
+    count = GRIDS * images_per_picture(Scale().grid_images)
+    assert pets.labels[one_of_each_class(pets, count)].tolist() == list(range(37)), "one test image per breed"
+    imagenette = photos(10, 10)
+    assert set(imagenette.labels[one_of_each_class(imagenette, Scale().grid_images)].tolist()) == set(range(10))

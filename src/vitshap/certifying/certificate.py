@@ -25,7 +25,7 @@ from vitshap.data import ImageData, Splits
 from vitshap.estimators.kernel import kernelshap
 from vitshap.evaluation import Comparison, Evaluation
 from vitshap.evaluation.inputs import EXPLAINER
-from vitshap.evaluation.rows import RANDOM
+from vitshap.evaluation.result import RANDOM
 from vitshap.explainers import Explainer
 from vitshap.training.batches import Images
 from vitshap.training.values.reference import sample_images

@@ -60,10 +60,9 @@ class Column:
 
     def responses_of(self, surrogate: Any, pixels: Tensor, players: Any, classes: Tensor | None) -> Any:
         """Evaluate the coalitions of a metric that has its own, once for all methods; ``classes`` None: all outputs."""
-        compute = getattr(metrics, "coalition_responses")  # noqa: B009 (this version may have no such metric)
-        known = inspect.signature(compute).parameters
+        known = inspect.signature(metrics.coalition_responses).parameters
         options = {name: value for name, value in {**self.options, "classes": classes}.items() if name in known}
-        return compute(surrogate, pixels, self.metric, players=players, **options)
+        return metrics.coalition_responses(surrogate, pixels, self.metric, players=players, **options)  # type: ignore[arg-type]
 
     @property
     def responses_key(self) -> str:

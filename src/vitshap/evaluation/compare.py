@@ -19,8 +19,8 @@ from vitshap.estimators.truth import Truth
 from vitshap.evaluation.columns import Column, mean_over, per_image
 from vitshap.evaluation.explanations import Explanations, constant_images, some_images
 from vitshap.evaluation.gather import gathered
-from vitshap.evaluation.result import Evaluation, Key, MetricInfo, RowInfo
-from vitshap.evaluation.rows import RANDOM, TRUTH, Row
+from vitshap.evaluation.result import RANDOM, TRUTH, Evaluation, Key, MetricInfo, RowInfo
+from vitshap.evaluation.rows import Row
 from vitshap.evaluation.selection import Part, Selection
 from vitshap.evaluation.store import Store, digest, tensor_digest
 from vitshap.explanation import Explanation

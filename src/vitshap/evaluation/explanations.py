@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from vitshap.estimators.truth import Truth
-from vitshap.evaluation.rows import TRUTH, Row, shape_of
+from vitshap.evaluation.result import TRUTH
+from vitshap.evaluation.rows import Row, shape_of
 from vitshap.evaluation.selection import Part
 from vitshap.evaluation.store import Store
 from vitshap.explanation import Explanation, Unit

@@ -15,13 +15,11 @@ from vitshap.evaluation.marks import Measured
 from vitshap.evaluation.result import Cell, Evaluation, Heading, Summary
 
 DASH = "-"
-TERMINAL_COLUMN = 21
-"""Characters of a column in a terminal."""
 LEGEND = (
-    "Mean and 95 % interval over images. Bold: the interval overlaps the best method's. Grey: it overlaps that of random "
-    "scores, or lies on its wrong side."
+    "Mean and 95 % interval over images: half of it after \N{PLUS-MINUS SIGN}, or its ends in brackets where it reaches "
+    "further to one side. Bold: the interval overlaps the best method's. Grey: it overlaps that of random scores, or lies "
+    "on its wrong side."
 )
-PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 _LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}"}
 _LATEX |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
@@ -33,10 +31,9 @@ def title(heading: Heading) -> str:
 
 
 def value_text(measured: Measured, digits: int, *, signed: bool = False) -> str:
-    """Return mean and half-width of the interval."""
-    sign = "+" if signed else ""
-    mean = f"{measured.mean:{sign}.{digits}f}".replace("-", "\N{MINUS SIGN}")
-    return f"{mean} {PLUS_MINUS} {(measured.high - measured.low) / 2:.{digits}f}"
+    """Return mean and interval."""
+    text = f"{measured.mean:{'+' if signed else ''}.{digits}f} {measured.interval_text(digits)}"
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 def digits_of(table: Summary, column: int) -> int:
@@ -62,17 +59,22 @@ def to_terminal(table: Summary, heading: str, width: int = 160) -> Group:
     Columns that do not fit into ``width`` characters continue in a further table below.
     """
     names = max(len(row.name) for row, _ in table.rows)
-    at_once = max(1, (width - names - 4) // TERMINAL_COLUMN)
+    titles = [title(heading).replace(", ", "\n") for heading in table.headings]
+    texts = [
+        [_styled(cell, digits_of(table, number), table.images) for number, cell in enumerate(cells)]
+        for _, cells in table.rows
+    ]
+    lines = [line for text in (*titles, *(one.plain for row in texts for one in row)) for line in text.split("\n")]
+    at_once = max(1, (width - names - 4) // (max(map(len, lines), default=0) + 3))
     parts = []
     for start in range(0, len(table.headings), at_once):
         columns = range(start, min(start + at_once, len(table.headings)))
         made = TerminalTable(title=None if start else heading, title_justify="left")
         made.add_column("method", no_wrap=True)
         for number in columns:
-            made.add_column(title(table.headings[number]).replace(", ", "\n"), justify="right", no_wrap=True)
-        for row, cells in table.rows:
-            texts = [_styled(cells[number], digits_of(table, number), table.images) for number in columns]
-            made.add_row(row.name, *texts)
+            made.add_column(titles[number], justify="right", no_wrap=True)
+        for (row, _), cells in zip(table.rows, texts, strict=True):
+            made.add_row(row.name, *(cells[number] for number in columns))
         parts.append(made)
     return Group(*parts, *(Text(line) for line in (LEGEND, *_against(table), *table.notes)))
 
@@ -139,8 +141,7 @@ def to_latex(table: Summary, heading: str) -> str:
 def _latex(cell: Cell | None, digits: int) -> str:
     if cell is None:
         return "--"
-    mean, half = cell.measured.mean, (cell.measured.high - cell.measured.low) / 2
-    text = f"{mean:.{digits}f} $\\pm$ {half:.{digits}f}"
+    text = f"{cell.measured.mean:.{digits}f} {_latex_interval(cell.measured, digits)}"
     text = rf"\textbf{{{text}}}" if cell.mark.bold else text
     return rf"\textcolor{{gray}}{{{text}}}" if cell.mark.grey else text
 
@@ -148,8 +149,11 @@ def _latex(cell: Cell | None, digits: int) -> str:
 def _latex_difference(cell: Cell | None, digits: int) -> str:
     if cell is None or cell.difference is None:
         return "--"
-    mean, low, high = cell.difference
-    return f"${mean:+.{digits}f} \\pm {(high - low) / 2:.{digits}f}$"
+    return f"${cell.difference.mean:+.{digits}f}$ {_latex_interval(cell.difference, digits)}"
+
+
+def _latex_interval(measured: Measured, digits: int) -> str:
+    return measured.interval_text(digits).replace("\N{PLUS-MINUS SIGN}", r"$\pm$").replace("-", "$-$")
 
 
 def _tabular(heads: list[str], rows: list[list[str]], caption: str) -> str:
@@ -242,6 +246,7 @@ def _against(table: Summary) -> list[str]:
 def _escaped(text: str) -> str:
     text = "".join(_LATEX.get(letter, letter) for letter in text)
     signs = {"\N{GREEK CAPITAL LETTER DELTA}": r"$\Delta$", "\N{UPWARDS ARROW}": r"$\uparrow$"}
+    signs["\N{PLUS-MINUS SIGN}"] = r"$\pm$"
     for sign, command in {**signs, "\N{DOWNWARDS ARROW}": r"$\downarrow$"}.items():
         text = text.replace(sign, command)
     return text

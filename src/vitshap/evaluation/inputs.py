@@ -13,7 +13,8 @@ from vitshap.data import ImageData, load_data
 from vitshap.errors import did_you_mean
 from vitshap.estimators.truth import Truth
 from vitshap.evaluation.columns import parse_options
-from vitshap.evaluation.rows import RANDOM, MethodSpec
+from vitshap.evaluation.result import RANDOM
+from vitshap.evaluation.rows import MethodSpec
 from vitshap.explainers import Explainer, bundle
 from vitshap.methods import TokenMethod, list_methods, method
 from vitshap.methods.registry import METHODS

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 ROUNDING = 1e-9
 """Intervals that miss each other by less than this share of their largest number touch."""
+UNEVEN = 1.5
+"""An interval whose longer side has more than this many times the length of the shorter is given by its ends."""
 
 
 class Measured(NamedTuple):
@@ -29,6 +31,16 @@ class Measured(NamedTuple):
         """Return whether the two intervals share a point; symmetric."""
         slack = ROUNDING * max(map(abs, (*self, *other)))
         return max(self.low, other.low) <= min(self.high, other.high) + slack
+
+    def interval_text(self, digits: int, /) -> str:
+        """Return the interval as it stands after the mean: half of it after a plus-minus sign, or its ends in brackets.
+
+        An interval that is corrected for skewness reaches further to one side; half of it would say neither end.
+        """
+        half, sides = (self.high - self.low) / 2, (self.mean - self.low, self.high - self.mean)
+        if max(sides) <= UNEVEN * min(sides) or half < 0.5 * 10**-digits:
+            return f"\N{PLUS-MINUS SIGN} {half:.{digits}f}"
+        return f"[{self.low:.{digits}f}, {self.high:.{digits}f}]"
 
 
 class Mark(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor
 
 from vitshap.estimators.truth import Truth
+from vitshap.evaluation.result import RANDOM, TRUTH
 from vitshap.evaluation.store import code_version, tensor_digest
 from vitshap.explainers import Explainer
 from vitshap.methods import Method, MethodLike, method
@@ -20,8 +21,6 @@ from vitshap.players import Players
 MethodSpec: TypeAlias = MethodLike | Explainer | str | tuple[str, Mapping[str, Any]]
 """A method as ``vitshap.method`` returns it, an explainer, a method's name, or its name and options."""
 RunsOn: TypeAlias = Literal["classifier", "surrogate", "itself"]
-TRUTH = "truth"
-RANDOM = "random"
 RANDOM_SEEDS = 10
 """Random scores of these many seeds, 0 and up: their mean per image is the image's value."""
 _NOT_OPTIONS = ("model", "progress")

@@ -16,6 +16,7 @@ from vitshap.reproduce import pages
 from vitshap.reproduce.context import Sources
 from vitshap.reproduce.profiles import PROFILES, Profile, profile
 from vitshap.reproduce.runner import Runner, Task, named_tasks, specifications_of, tasks_of
+from vitshap.reproduce.sources import source_lines
 from vitshap.reproduce.specifications import SPECIFICATIONS, Specification
 from vitshap.reproduce.steps import EXPERIMENTS, needed, step
 from vitshap.reproduce.views import View, Viewer
@@ -123,7 +124,7 @@ def write_view(view: View, folder: Path) -> None:
     lines += [table.to_markdown() for table in view.tables]
     lines += [f"![{path.name}]({path.name})\n" for path in drawn]
     lines += [f"![{path.name}](../{path.relative_to(folder.parent).as_posix()})\n" for path in view.pictures]
-    lines += [f"- {source}: {about}" for source, about in view.sources.items()]
+    lines += [f"- {line}" for line in source_lines(view.sources)]
     write_text(folder / f"{one.id}.md", "\n".join(lines) + "\n")
 
 

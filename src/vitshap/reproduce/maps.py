@@ -26,6 +26,7 @@ from vitshap.reproduce.context import Context
 from vitshap.reproduce.measurements import predicted_as, rivals
 from vitshap.reproduce.shapley import THRESHOLD, predictions
 from vitshap.reproduce.specifications import EXPLAINERS, MAP_METHODS
+from vitshap.training.batches import evenly
 from vitshap.training.values.store import Evaluator
 
 GRIDS = 4
@@ -44,8 +45,10 @@ def draw_maps(context: Context, folder: Path, *, which: str) -> dict[str, Any]:
     if which == "abnormal":
         assert output is not None
         data = data.subset(predicted_as(classifier, context.pixels(classifier, data), output).nonzero()[:, 0])
-    rows = min(ROWS, max(1, context.scale.grid_images // 3))
-    chosen = data.subset(one_of_each_class(data, GRIDS * rows))
+    rows = images_per_picture(context.scale.grid_images)
+    count = GRIDS * rows
+    # labels in turn would make half of the images predicted abnormal wrong predictions
+    chosen = data.subset(one_of_each_class(data, count) if which == "main" else evenly(len(data), count))
     pixels = context.pixels(classifier, chosen)
     outputs = _outputs(classifier, pixels)
     targets = outputs.argmax(1) if which == "main" else torch.full((len(pixels),), output or 0)
@@ -72,8 +75,9 @@ def draw_maps(context: Context, folder: Path, *, which: str) -> dict[str, Any]:
 def draw_kernelshap(context: Context, folder: Path) -> dict[str, Any]:
     """Draw the maps of the explainers and of KernelSHAP as published, run until its threshold."""
     surrogate, out = context.surrogate, _folder(context, "maps-kernelshap")
-    data = context.compared.subset(torch.arange(min(context.scale.grid_images, len(context.compared))))
-    pixels, targets = context.pixels(surrogate, data), predictions(context)[: len(data)]
+    places = one_of_each_class(context.compared, context.scale.grid_images)
+    data = context.compared.subset(places)
+    pixels, targets = context.pixels(surrogate, data), predictions(context)[places]
     evaluator = Evaluator(surrogate, compiled=surrogate.device.type == "cuda")
     values, used, converged = [], [], 0
     for one in pixels.split(1):  # type: ignore[no-untyped-call]
@@ -107,6 +111,11 @@ def draw_kernelshap(context: Context, folder: Path) -> dict[str, Any]:
         "converged": converged,
         "pearson": agreement,
     }
+
+
+def images_per_picture(grid_images: int) -> int:
+    """Return the rows of a picture: ten in the paper's size, so that four pictures have an image of every breed of Pets."""
+    return min(ROWS, max(1, grid_images // 2))
 
 
 def one_of_each_class(data: ImageData, count: int) -> Tensor:

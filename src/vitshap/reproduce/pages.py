@@ -8,38 +8,20 @@ committed.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from vitshap.experiments.tables import Column, Table
-from vitshap.files import write_text
-from vitshap.reproduce.paper import METHODS, printed
-from vitshap.reproduce.profiles import PROFILES, Profile, Scale
+from vitshap.files import read_json, write_text
+from vitshap.reproduce.cells import LEGEND, NOT_RUN
+from vitshap.reproduce.profiles import FULL, PROFILES, Profile
 from vitshap.reproduce.runner import tasks_of
-from vitshap.reproduce.specifications import (
-    ALL_METHODS,
-    EVALUATED_PARTS,
-    METRICS,
-    SPECIFICATIONS,
-    Specification,
-    evaluated_step,
-)
+from vitshap.reproduce.sources import source_lines
+from vitshap.reproduce.specifications import FAITHFULNESS, SPECIFICATIONS, Specification
 from vitshap.reproduce.store import RESULT, Store
-from vitshap.reproduce.views import (
-    ARROWS,
-    LEGEND,
-    NOT_RUN,
-    ROWS,
-    View,
-    Viewer,
-    finished_parts,
-    joined,
-    marks_of,
-    own_text,
-    printed_text,
-    was_run,
-)
+from vitshap.reproduce.summary import all_numbers, best_methods
+from vitshap.reproduce.views import View, Viewer
 from vitshap.training.recipes.clock import duration
 
 PUBLISHED = "small"
@@ -56,7 +38,8 @@ Every table and figure of the paper, made by `vitshap reproduce`, beside the pap
 What a number means:
 
 - **reproduced here**: made with the paper's data, model and settings;
-- **reduced scale**: made with the same code and specification, but with a smaller model or other data, as said beside it;
+- **reduced scale**: made with the same code and specification, but with a smaller model or other data, as said beside it,
+  and with [smaller numbers](#what-is-smaller-than-in-the-paper);
 - **not run**: the command exists, and has not been run for this page.
 
 What differs from the paper, and why: [differences](../differences.md). The same on two CPU cores, with short trainings and
@@ -69,15 +52,42 @@ WHY_NOT_RUN = (
 BRIEF_INTRODUCTION = """# On a CPU
 
 What `vitshap reproduce --profile cpu` gives on two CPU cores: the steps of the [other pages](index.md), with trainings so
-short that their effect is far from exhausted, and with the first few of the images that are named below, so that intervals
-are wide. All numbers are of **reduced scale**. Tables and figures of which nothing was run are left out.
-
+short that their effect is far from exhausted, and with few images, spread evenly over those of the other profiles, so that
+intervals are wide. All numbers are of **reduced scale**. Tables and figures of which nothing was run are left out.
 """
+SMALLER = {
+    "split": ("training images, at most", "all"),
+    "images": ("test images of tables and curves", "1,024; Pets 735"),
+    "curve_step": ("patches between the points of insertion and deletion; the area is then trapezoidal", "1"),
+    "subsets": ("subsets per image of faithfulness and of each size of sensitivity-n", ""),
+    "masks": ("masks of RISE", ""),
+    "shapley_images": ("images with reference Shapley values", "100"),
+    "truth": ("evaluations per image of the reference values", ""),
+    "paired": ("evaluations per image of KernelSHAP as published, with pairs", ""),
+    "unpaired": ("the same without pairs", ""),
+    "refined": ("evaluations per image of refine", ""),
+    "removal_step": ("patches between the points of the removal figure", ""),
+    "retrained_methods": ("methods of ROAR with retraining", "all"),
+    "retrained_counts": ("numbers of patches of ROAR with retraining", "11, from 1 to 182"),
+    "retrained_from": ("network that ROAR's retraining starts from", ""),
+    "retrained_epochs": ("epochs of ROAR's retraining", ""),
+    "ablation_epochs": ("epochs of the explainer's variants", ""),
+    "loss_images": ("validation and test images on which an explainer's loss is measured", "all"),
+    "timed_images": ("timed images", ""),
+    "grid_images": ("images of the comparison of maps with KernelSHAP", ""),
+}
+"""What the numbers of ``Scale`` are, and the profile full's where its number says too little."""
 
 
 def collect(out: Path, docs: Path, profile: Profile) -> None:
-    """Copy the results of finished steps, without weights and pictures, to the pages' data."""
+    """Copy the results of finished steps, without weights and pictures, to the pages' data.
+
+    ``ValueError`` if one was made by another profile: all of them stand on its page.
+    """
     for path in sorted(out.glob(f"*/*/{RESULT}")):
+        made = read_json(path).get("profile")
+        if made != profile.name:
+            raise ValueError(f"{path} was made with --profile {made}, not with {profile.name}")
         place = docs / DATA / profile.name / path.relative_to(out)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, place)
@@ -104,11 +114,25 @@ def pages(docs: Path) -> dict[str, str]:
     figures = [sections[view.specification.id] for view in views if not _is_table(view)]
     on_cpu = [_section(view, BRIEF) for view in brief if view.filled]
     return {
-        "index.md": "\n".join([INTRODUCTION, *_glance(docs, PUBLISHED), *_not_run(docs), *_status(views, brief)]),
-        "tables.md": "\n".join(["# Tables\n", LEGEND, "", *tables]),
+        "index.md": "\n".join(
+            [
+                INTRODUCTION,
+                *_summary(docs, PUBLISHED, BRIEF),
+                *_not_run(docs),
+                *_scale(PROFILES[PUBLISHED]),
+                *_status(views, brief),
+            ]
+        ),
+        "tables.md": "\n".join(["# Tables\n", LEGEND, "", FAITHFULNESS, "", *tables]),
         "figures.md": "\n".join(["# Figures\n", *figures]),
-        "cpu.md": "\n".join([BRIEF_INTRODUCTION + _scale(PROFILES[BRIEF]), *_glance(docs, BRIEF), *on_cpu]),
+        "cpu.md": "\n".join([BRIEF_INTRODUCTION, *_summary(docs, BRIEF), *_scale(PROFILES[BRIEF]), *on_cpu]),
     }
+
+
+def _summary(docs: Path, *profiles: str) -> list[str]:
+    """Return the best methods in some profiles, and all numbers of the first of them."""
+    found = best_methods(docs / DATA, *profiles), all_numbers(docs / DATA, profiles[0])
+    return ["## Which method is best at what, and at which cost\n", *(table.to_markdown() for table in found)]
 
 
 def _views(docs: Path, profile: str) -> Iterator[View]:
@@ -121,33 +145,42 @@ def _images(profile: str) -> str:
     return IMAGES if profile == PUBLISHED else f"{IMAGES}/{profile}"
 
 
-def _scale(profile: Profile) -> str:
-    """Return the numbers of a profile's measurements, in words."""
-    scale = profile.scale
-    rows = {
-        "test images of tables and curves": scale.images,
-        "patches between the points of insertion and deletion": scale.curve_step,
-        "subsets per image of faithfulness": scale.subsets,
-        "masks of RISE": scale.masks,
-        "images with reference Shapley values": scale.shapley_images,
-        "their evaluations per image": scale.truth,
-        "evaluations per image of KernelSHAP as published": scale.paired,
-    }
-    table = Table("What is smaller", (Column("what"), Column("here"), Column("paper", title="small and full")))
-    paper = Scale()
-    usual = (1024, paper.curve_step, paper.subsets, paper.masks, 100, paper.truth, paper.paired)
-    for (what, here), there in zip(rows.items(), usual, strict=True):
-        table.add(what=what, here=f"{here:,}", paper=f"{there:,}")
-    changes = [f"- `{one}`" for one in scale.training]
-    changes += [f"- default procedure: `{one}`" for one in scale.default_training]
+def _scale(profile: Profile) -> list[str]:
+    """Return which numbers of a profile's measurements are smaller than those of the profile full, and its trainings."""
+    columns = (
+        Column("what"),
+        Column("here", title=f"profile `{profile.name}`"),
+        Column("full", title="profile `full`"),
+    )
+    table, usual = Table("What is smaller", columns), asdict(FULL.scale)
+    for name, value in asdict(profile.scale).items():
+        if name in SMALLER and value != usual[name]:
+            what, full = SMALLER[name]
+            table.add(what=what, here=_plain(value[0] if name == "split" else value), full=full or _plain(usual[name]))
+    for key, setting in profile.settings.items():
+        others, usually = setting.explained_others, FULL.settings[key].explained_others
+        what = f"non-target classes of each image, {setting.name}"
+        if others != usually and what not in table.values("what"):
+            table.add(what=what, here=_plain(others), full="all" if usually is None else _plain(usually))
+    changes = [f"- `{one}`" for one in profile.scale.training]
+    changes += [f"- default procedure: `{one}`" for one in profile.scale.default_training]
     for name, setting in profile.names().items():
         changes += [f"- {name}: `{one}`" for one in setting.changes]
         changes += [f"- {name}, default procedure: `{one}`" for one in setting.default_changes]
-    table.notes += [
-        f"Training images: {scale.split[0]:,} at most." if scale.split else "",
-        "Settings of the trainings:",
+    return [
+        "## What is smaller than in the paper\n",
+        table.to_markdown(),
+        "Changes of the recipes' settings:\n",
+        *changes,
+        "",
     ]
-    return "\n".join([table.to_markdown(), *changes, ""])
+
+
+def _plain(value: object) -> str:
+    """Return a number of ``Scale`` as text."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_plain, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _is_table(view: View) -> bool:
@@ -157,10 +190,13 @@ def _is_table(view: View) -> bool:
 def _section(view: View, profile: str) -> str:
     """Return one table or figure: what it shows, where its numbers come from, tables and charts."""
     one = view.specification
-    lines = [f"## {_name(one)}: {one.title}\n", f"Images: {one.images}.\n"]
-    lines += [f"{note}\n" for note in one.notes]
-    lines += [f"- {source}: {about}" for source, about in view.sources.items()]
-    lines.append("" if view.sources else f"{_state(view)}.\n")
+    lines = [f"## {_name(one)}: {one.title}\n", f"Images of the paper: {one.images}.\n"]
+    lines += [f"{note}\n" for note in one.notes if note != FAITHFULNESS]  # which stands once on every page
+    lines += (
+        ["Here:\n", *(f"- {line}" for line in source_lines(view.sources)), ""]
+        if view.sources
+        else [f"Here: {NOT_RUN}.\n"]
+    )
     for table in view.tables:
         table.notes = [note for note in table.notes if note != LEGEND]
         lines.append(table.to_markdown())
@@ -186,7 +222,10 @@ def _not_run(docs: Path) -> list[str]:
     table = Table("Steps that have not been run", (Column("setting"), Column("steps"), Column("estimated")))
     for setting, names in missing.items():
         seconds = sum(profile.expected(name) or 0 for name in names)
-        table.add(setting=setting, steps=", ".join(names), estimated=duration(seconds))
+        ablations = [name for name in names if name.startswith("ablation-")]
+        listed = [name for name in names if name not in ablations]
+        listed += [f"{len(ablations)} steps ablation-*"] if ablations else []
+        table.add(setting=setting, steps=", ".join(listed), estimated=duration(seconds))
     table.notes.append(f"Estimated: {profile.hardware}. {WHY_NOT_RUN}")
     return ["## Not run, and why\n", table.to_markdown()]
 
@@ -212,71 +251,6 @@ def _state(view: View) -> str:
     if not view.filled:
         return NOT_RUN
     return "complete" if not view.not_run else f"{view.filled:,} of {total:,} numbers or curves"
-
-
-def _glance(docs: Path, profile: str) -> list[str]:
-    """Return which method is best at what, and at which cost, on ImageNette."""
-    setting = PROFILES[profile].setting("imagenette", "vit-tiny")
-    assert setting is not None
-    store = Store(docs / DATA / profile)
-    evaluated = finished_parts(store, setting.name, "evaluate-main")
-    main, times = joined(evaluated), store.find(setting.name, "timing")
-    needed = {evaluated_step("main", part) for part in EVALUATED_PARTS if part != "variants"}
-    parts: list[tuple[Any, str]] = [(classes, metric) for classes in ("target", "non-target") for metric in METRICS]
-    columns = [Column("method")]
-    for classes, metric in parts:
-        title = f"{metric} {ARROWS.get(metric, chr(0x2191))}" + ("" if classes == "target" else ", non-target")
-        columns += [Column(f"{classes} {metric}", title=title), Column(f"{classes} {metric} paper", title="paper")]
-    columns += [Column("milliseconds", title="ms per image"), Column("training", title="training, minutes")]
-    table = Table(f"ImageNette, {setting.note}; the paper's ViT-Tiny beside it (table 7)", columns, notes=[LEGEND])
-    found: Mapping[str, Any] = {} if main is None else main.values
-    marks = {part: marks_of(found.get(part[0], {}).get("metrics", {}).get(part[1], {}), part[1]) for part in parts}
-    for row in ALL_METHODS:
-        cells = {"method": ROWS[row]}
-        for part in parts:
-            classes, metric = part
-            none = (row == "random" and metric == "faithfulness") or (
-                row.startswith("attention-") and classes == "non-target"
-            )
-            own = found.get(classes, {}).get("metrics", {}).get(metric, {}).get(row)
-            cells[f"{classes} {metric}"] = own_text(
-                own, marks[part].get(row), run=was_run(main, row), expected=not none
-            )
-            number = printed("table-7", row, metric, data="imagenette", classes=classes)
-            cells[f"{classes} {metric} paper"] = printed_text(number)
-        spent = None if times is None else times.values["rows"].get(row)
-        cells["milliseconds"] = NOT_RUN if times is None else "-" if spent is None else f"{spent['milliseconds']:,.1f}"
-        cells["training"] = _training(store, setting.name, row)
-        table.add(**cells)
-    best = Table(
-        "The best on ImageNette", (Column("measure"), Column("here"), Column("paper", title="paper, ViT-Tiny"))
-    )
-    for part in parts:
-        ours = [ROWS[row] for row in ALL_METHODS if row in marks[part] and marks[part][row].bold]
-        theirs = [
-            METHODS[row]
-            for row in METHODS
-            if (one := printed("table-7", row, part[1], data="imagenette", classes=part[0])) and one.bold
-        ]
-        measure = f"{part[1]}, {part[0]} classes"
-        best.add(
-            measure=measure, here=", ".join(ours) if needed <= set(evaluated) else NOT_RUN, paper=", ".join(theirs)
-        )
-    fastest = None if times is None else min(times.values["rows"].items(), key=lambda item: item[1]["milliseconds"])[0]
-    best.add(measure="time per image", here=NOT_RUN if fastest is None else ROWS[fastest], paper="not printed")
-    best.notes.append("All methods that were run and whose 95 % interval overlaps that of the best mean.")
-    return ["## Which method is best at what, and at which cost\n", best.to_markdown(), table.to_markdown()]
-
-
-def _training(store: Store, setting: str, row: str) -> str:
-    """Return the minutes of training that a method needs: surrogate and explainer."""
-    steps = {"vit-shapley": "train-explainer-paper", "vitshap": "train-explainer-default"}
-    if row not in steps:
-        return "0"
-    results = [store.find(setting, name) for name in ("train-surrogate", steps[row])]
-    if any(one is None for one in results):
-        return NOT_RUN
-    return f"{sum(one.record['seconds'] for one in results if one is not None) / 60:.1f}"
 
 
 def _name(one: Specification) -> str:

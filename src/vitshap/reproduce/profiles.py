@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vitshap.errors import did_you_mean
+from vitshap.reproduce import seconds
 
 Label = Literal["smoke", "reduced scale", "reproduced here"]
 
@@ -143,83 +144,6 @@ _DIGITS = Setting(
     note="digits and a very small ViT, which say nothing about the paper's results",
 )
 _DEIT = "deit_tiny_patch16_224"
-_SMOKE_SECONDS = {
-    "train-classifier": 9,
-    "train-surrogate": 9,
-    "train-explainer-paper": 18,
-    "train-explainer-default": 30,
-    "train-surrogate-pixels": 14,
-    "train-masked-classifier": 7,
-    "train-explainer-masked": 21,
-    "truth": 3,
-    "kernelshap-paired": 3,
-    "kernelshap-unpaired": 3,
-    **dict.fromkeys(("kernelshap-default", "refine-tokens", "refine-explainer"), 1),
-    **dict.fromkeys(("explainer-error-paper", "explainer-error-default"), 1),
-    "evaluate-main-rivals": 10,
-    "evaluate-main-variants": 6,
-    **dict.fromkeys(("evaluate-main-explainer-paper", "evaluate-main-explainer-default"), 2),
-    "evaluate-abnormal-rivals": 5,
-    "evaluate-abnormal-variants": 3,
-    **dict.fromkeys(("evaluate-abnormal-explainer-paper", "evaluate-abnormal-explainer-default"), 1),
-    "evaluate-masked": 10,
-    "evaluate-kernelshap": 1,
-    "sensitivity": 9,
-    "sensitivity-abnormal": 7,
-    "removal": 3,
-    "roar-surrogate": 12,
-    "roar-masked": 12,
-    "roar-retrained": 60,
-    "roar-retrained-no-positions": 60,
-    "timing": 3,
-    "maps": 6,
-    "maps-abnormal": 4,
-    "maps-kernelshap": 1,
-    "ablation": 9,
-    "procedure": 60,
-    "convergence": 10,
-}
-"""Measured, one thread of an otherwise idle core; those of ROAR are projected."""
-_SMALL_SECONDS = {
-    "train-classifier": 180,
-    "train-surrogate": 450,
-    "train-explainer-paper": 700,
-    "train-explainer-default": 520,
-    "train-surrogate-pixels": 390,
-    "train-masked-classifier": 170,
-    "train-explainer-masked": 960,
-    "truth": 240,
-    "kernelshap-paired": 260,
-    "kernelshap-unpaired": 380,
-    **dict.fromkeys(("kernelshap-default", "refine-tokens", "refine-explainer"), 60),
-    **dict.fromkeys(("explainer-error-paper", "explainer-error-default"), 5),
-    "evaluate-main-rivals": 420,
-    "evaluate-main-variants": 230,
-    **dict.fromkeys(("evaluate-main-explainer-paper", "evaluate-main-explainer-default"), 60),
-    "evaluate-abnormal-rivals": 150,
-    "evaluate-abnormal-variants": 90,
-    **dict.fromkeys(("evaluate-abnormal-explainer-paper", "evaluate-abnormal-explainer-default"), 30),
-    "evaluate-masked": 200,
-    "evaluate-kernelshap": 60,
-    "sensitivity": 300,
-    "sensitivity-abnormal": 150,
-    "removal": 60,
-    "roar-surrogate": 300,
-    "roar-masked": 300,
-    "roar-retrained": 32 * 30,
-    "roar-retrained-no-positions": 32 * 30,
-    "timing": 60,
-    "maps": 60,
-    "maps-abnormal": 60,
-    "maps-kernelshap": 60,
-    "ablation": 210,
-    "procedure": 1500,
-    "convergence": 400,
-}
-"""Those of classifier, surrogates, reference values, rivals and removal were measured on ImageNette; the others are
-projected from 148,000 evaluations a second and 40 to 65 ms a step of training."""
-_FULL_FACTOR = 6.5
-"""ViT-Base evaluates 148,000 / 22,600 times as slowly."""
 SMOKE = Profile(
     "smoke",
     "embedded digits and a very small ViT: checks that every table and figure is filled",
@@ -253,7 +177,7 @@ SMOKE = Profile(
         ),
         default_training=("explainer.loop.epochs=15", "explainer.values.views=15"),
     ),
-    _SMOKE_SECONDS,
+    seconds.SMOKE,
     hardware="one thread of an idle CPU",
 )
 _BRIEFLY = "trained briefly on two CPU cores"
@@ -401,7 +325,7 @@ SMALL = Profile(
         # four fifths of the recipe's views, so that a training takes less than nine minutes
         default_training=("explainer.values.views=80", "explainer.loop.epochs=80"),
     ),
-    _SMALL_SECONDS,
+    seconds.SMALL,
     hardware="one H200, projected",
 )
 FULL = Profile(
@@ -421,10 +345,7 @@ FULL = Profile(
         ("mura", "vit-base"): Setting("mura", "mura", "paper-mura", "imagenette-deit-tiny", abnormal=0),
         ("pets", "vit-base"): Setting("pets", "pets", "paper-pets", "imagenette-deit-tiny", explained_others=10),
     },
-    seconds={
-        **{name: _FULL_FACTOR * spent for name, spent in _SMALL_SECONDS.items()},
-        **dict.fromkeys(("roar-retrained", "roar-retrained-no-positions"), 264 * 200 * _FULL_FACTOR),
-    },
+    seconds=seconds.FULL,
     hardware="one H200, projected",
 )
 PROFILES = {one.name: one for one in (SMOKE, CPU, SMALL, FULL)}

@@ -21,9 +21,6 @@ from vitshap.reproduce.specifications import SPECIFICATIONS, Specification, pane
 from vitshap.reproduce.steps import step, with_needs
 from vitshap.training.processes import kept_random_state
 
-LARGEST, FILES = 28 * 2**20, 8
-"""Bytes and files that a finished step of the profiles smoke and small leaves at most."""
-
 
 @dataclass(frozen=True)
 class Task:
@@ -105,21 +102,22 @@ class Runner:
         missing = [name for name in one.needs if self.store.find(task.setting.name, name) is None]
         if missing:
             raise ValueError(f"{task.name} needs {', '.join(f'{task.setting.name}/{name}' for name in missing)} first")
+        for name in one.needs:  # of the present settings, also where this step alone is run
+            self.store.finished(task.setting.name, name, step(name).inputs(context))
         inputs = one.inputs(context)
         found = self.store.finished(task.setting.name, task.step, inputs)
         if found is not None:
             self._say(f"{task.name}: finished before")
             return found
-        work = self.store.work(task.setting.name, task.step)
         try:
             with locked_folder(self.store.folder(task.setting.name, task.step)):
-                return self._compute(task, context, inputs, work)
+                return self._compute(task, context, inputs)
         except FolderInUse as error:
             raise ValueError(f"{task.name} is being run by another process") from error
 
-    def _compute(self, task: Task, context: Context, inputs: str, work: Path) -> stores.Result:
+    def _compute(self, task: Task, context: Context, inputs: str) -> stores.Result:
+        work = self.store.begin(task.setting.name, task.step, inputs)
         self._say(f"{task.name}: {step(task.step).what}")
-        work.mkdir(parents=True, exist_ok=True)
         with stores.Stopwatch(work, inputs) as watch, kept_random_state(self.device):
             torch.manual_seed(SEED)
             values, weights = step(task.step)(context, work)

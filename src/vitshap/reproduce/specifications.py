@@ -70,14 +70,29 @@ MAP_METHODS = (
     *EXPLAINERS,
 )
 """Columns of its comparisons of maps, and ours."""
+ABLATIONS = {
+    "no-block-frozen": "no extra block, frozen",
+    "no-block-trained": "no extra block, trained",
+    "block-frozen": "extra block, frozen",
+    "block-trained": "extra block, trained",
+    "scratch": "scratch",
+    "unet": "unet",
+    "no-tanh": "without tanh",
+    "no-class-token": "class token dropped before the head",
+    "from-classifier": "initialised from the classifier",
+    "from-pretrained": "initialised from the pre-trained network",
+    "authors-sampler": "the authors' sampler",
+}
+"""Variants of the explainer, and their rows in the paper's table (the first six) or what they are."""
 METRICS = ("insertion", "deletion", "faithfulness")
+BOTH: tuple[Classes, Classes] = ("target", "non-target")
 IMAGENETTE_IMAGES = "the authors' 1,024 ImageNette test images"
 MURA_IMAGES = "MURA test images: the first 1,024 of the authors' order, by the classifier's prediction"
 PETS_IMAGES = "all 735 Pets test images of the authors"
 SHAPLEY_IMAGES = "the authors' 100 ImageNette test images, ten per class"
 FAITHFULNESS = (
     "Faithfulness beside the paper's is the authors' code's: Spearman correlation with the output for the kept patches. "
-    "The paper's formula (Pearson, with the drop) is in the column 'formula'."
+    "The paper's formula (Pearson, with the drop) is in the column 'faithfulness formula' of the tables."
 )
 SAMPLER = "The authors' sampler is not the Shapley kernel: 12 % of its subsets are empty or full."
 MURA_INTERVALS = "The paper's MURA intervals are too narrow: they divide by all 1,024 images, not by those in the mean."
@@ -85,7 +100,10 @@ SAME_RUN = (
     "The authors' truth is the end of the very run whose error they plot, so that its error reaches zero; here it is an "
     "independent estimate."
 )
-BUDGETS = "Our kernelshap has an eighth of the evaluations of KernelSHAP as published, refine fewer still."
+REPEATED = (
+    "The paper's row of ViT Shapley has the numbers of tables 1 and 2, which are of 1,024 images; its row of KernelSHAP is "
+    "of 100."
+)
 LAST_EPOCH = "The authors' retrained accuracies are those of the last epoch, not of the best."
 
 
@@ -150,20 +168,16 @@ def _evaluated(data: str, model: str, *classes: Classes, step: str = "evaluate-m
     return tuple(Panel(data, model, step, one) for one in classes)
 
 
-def _tables() -> list[Specification]:
+def _metric_tables() -> list[Specification]:
     imagenette = _evaluated("imagenette", "vit-base", "target")
     mura = _evaluated("mura", "vit-base", "target", step="evaluate-abnormal")
     photos_and_mura = f"{IMAGENETTE_IMAGES}; {MURA_IMAGES}"
-    ablations = tuple(Panel("imagenette", "vit-base", f"ablation-{name}", "all") for name in ABLATIONS)
-    times = tuple(Panel(data, "vit-base", "timing", "all") for data in ("imagenette", "mura", "pets"))
-    both: tuple[Classes, Classes] = ("target", "non-target")
-    kernelshap = _evaluated("imagenette", "vit-base", *both, step="evaluate-kernelshap")
     direct = _evaluated("imagenette", "vit-base", "target", step="evaluate-masked")
     others = [
         _metrics(
             number,
             f"Metrics for ViT-{size.capitalize()} on ImageNette",
-            _evaluated("imagenette", f"vit-{size}", *both),
+            _evaluated("imagenette", f"vit-{size}", *BOTH),
             ALL_METHODS,
             IMAGENETTE_IMAGES,
         )
@@ -177,20 +191,6 @@ def _tables() -> list[Specification]:
             _evaluated("imagenette", "vit-base", "non-target"),
             MAIN_METHODS,
             IMAGENETTE_IMAGES,
-        ),
-        Specification(
-            "table-3",
-            "Ablations of the explainer's architecture",
-            "ablations",
-            ablations,
-            "ImageNette's validation and test images",
-            tuple(ABLATIONS),
-            ("validation loss", "test loss"),
-            (
-                "The loss is d times the mean squared error; most of it is the variance of the values themselves, which no "
-                "explainer can reduce. 'Excess' is the loss beyond that of converged Shapley values on the same subsets.",
-                SAMPLER,
-            ),
         ),
         _metrics(
             4,
@@ -211,19 +211,40 @@ def _tables() -> list[Specification]:
         _metrics(
             6,
             "Metrics for ViT-Base on Pets",
-            _evaluated("pets", "vit-base", *both),
+            _evaluated("pets", "vit-base", *BOTH),
             ALL_METHODS,
             PETS_IMAGES,
-            "Non-target classes: ten sampled classes of each image, the same for all methods; the paper has all 36.",
         ),
         *others,
         _metrics(10, "Metrics for a classifier trained with masked patches", direct, ALL_METHODS, IMAGENETTE_IMAGES),
+    ]
+
+
+def _other_tables() -> list[Specification]:
+    ablations = tuple(Panel("imagenette", "vit-base", f"ablation-{name}", "all") for name in ABLATIONS)
+    times = tuple(Panel(data, "vit-base", "timing", "all") for data in ("imagenette", "mura", "pets"))
+    kernelshap = _evaluated("imagenette", "vit-base", *BOTH, step="evaluate-kernelshap")
+    return [
+        Specification(
+            "table-3",
+            "Ablations of the explainer's architecture",
+            "ablations",
+            ablations,
+            "ImageNette's validation and test images",
+            tuple(ABLATIONS),
+            ("validation loss", "test loss"),
+            (
+                "The loss is d times the mean squared error; most of it is the variance of the values themselves, which no "
+                "explainer can reduce. 'Excess' is the loss beyond that of converged Shapley values on the same subsets.",
+                SAMPLER,
+            ),
+        ),
         Specification(
             "table-11",
             "Time per image for all classes",
             "times",
             times,
-            "test images in batches of 16 (attention methods, explainers) or one by one",
+            "112 test images of each data set, in batches of 16 (attention methods, explainers) or one by one",
             MAIN_METHODS,
             ("milliseconds",),
             (
@@ -239,39 +260,24 @@ def _tables() -> list[Specification]:
             SHAPLEY_IMAGES,
             (*EXPLAINERS, *ESTIMATED_ROWS, "truth"),
             ("insertion", "deletion"),
-            (SAME_RUN, BUDGETS),
+            (SAME_RUN, REPEATED),
         ),
     ]
 
 
-ABLATIONS = {
-    "no-block-frozen": "no extra block, frozen",
-    "no-block-trained": "no extra block, trained",
-    "block-frozen": "extra block, frozen",
-    "block-trained": "extra block, trained",
-    "scratch": "scratch",
-    "unet": "unet",
-    "no-tanh": "without tanh",
-    "no-class-token": "class token dropped before the head",
-    "from-classifier": "initialised from the classifier",
-    "from-pretrained": "initialised from the pre-trained network",
-    "authors-sampler": "the authors' sampler",
-}
-"""Variants of the explainer, and their rows in the paper's table (the first six) or what they are."""
+def _each(step: str, *data: str, model: str = "vit-base", classes: Classes = "target") -> tuple[Panel, ...]:
+    return tuple(Panel(name, model, step, classes) for name in data)
 
 
-def _figures() -> list[Specification]:
-    def each(step: str, *data: str, model: str = "vit-base", classes: Classes = "target") -> tuple[Panel, ...]:
-        return tuple(Panel(name, model, step, classes) for name in data)
-
+def _charts() -> list[Specification]:
     evaluators = ("roar-surrogate", "roar-masked", "roar-retrained", "roar-retrained-no-positions")
-    whole_test = "the whole test split"
-    removal = each("removal", "imagenette", "mura")
-    both: tuple[Classes, Classes] = ("target", "non-target")
+    removed = "1,920 ImageNette and 3,136 MURA test images, the whole batches of 64 of each test split"
+    retrained = "the whole test split; for the first two evaluators the authors' 1,024 images"
+    removal = _each("removal", "imagenette", "mura")
 
     def roar(number: int, model: str, what: str, *metrics: str) -> Specification:
         panels = tuple(Panel("imagenette", model, step, "all") for step in evaluators)
-        return Specification(f"figure-{number}", what, "roar", panels, whole_test, MAIN_METHODS, metrics, (LAST_EPOCH,))
+        return Specification(f"figure-{number}", what, "roar", panels, retrained, MAIN_METHODS, metrics, (LAST_EPOCH,))
 
     def curves(number: int, name: str, data: str, classes: tuple[Classes, ...], images: str) -> Specification:
         step = "evaluate-abnormal" if data == "mura" else "evaluate-main"
@@ -279,42 +285,20 @@ def _figures() -> list[Specification]:
         title = f"{name}: average insertion and deletion curves"
         return Specification(f"figure-{number}", title, "curves", panels, images, MAIN_METHODS, METRICS[:2])
 
-    def grids(first: int, count: int, name: str, data: str, images: str) -> list[Specification]:
-        return [
-            Specification(
-                f"figure-{first + i}",
-                f"Maps of all methods, {name}, {i + 1} of {count}",
-                "maps",
-                each("maps-abnormal" if data == "mura" else "maps", data),
-                images,
-                MAP_METHODS,
-                part=(i, count),
-            )
-            for i in range(count)
-        ]
-
     return [
-        Specification(
-            "figure-1",
-            "Maps of target and non-target classes with insertion and deletion curves",
-            "class-maps",
-            (*each("maps", "imagenette"), *each("maps-abnormal", "mura")),
-            "test images",
-            EXPLAINERS,
-        ),
         Specification(
             "figure-2",
             "Predictions with patches removed: divergence",
             "removal",
             removal,
-            whole_test,
+            removed,
             metrics=("divergence",),
         ),
         Specification(
             "figure-3",
             "Sensitivity-n for target classes",
             "sensitivity",
-            (*each("sensitivity", "imagenette"), *each("sensitivity-abnormal", "mura")),
+            (*_each("sensitivity", "imagenette"), *_each("sensitivity-abnormal", "mura")),
             f"{IMAGENETTE_IMAGES}; {MURA_IMAGES}",
             MAIN_METHODS,
             notes=("The authors' code draws 240 distinct subsets per size, the same for all images.",),
@@ -325,17 +309,17 @@ def _figures() -> list[Specification]:
             "Predictions with patches removed: divergence and accuracy",
             "removal",
             removal,
-            whole_test,
+            removed,
             metrics=("divergence", "accuracy"),
         ),
-        curves(6, "ImageNette", "imagenette", both, IMAGENETTE_IMAGES),
+        curves(6, "ImageNette", "imagenette", BOTH, IMAGENETTE_IMAGES),
         curves(7, "MURA", "mura", ("target",), MURA_IMAGES),
-        curves(8, "Pets", "pets", both, PETS_IMAGES),
+        curves(8, "Pets", "pets", BOTH, PETS_IMAGES),
         Specification(
             "figure-9",
             "Sensitivity-n for non-target classes",
             "sensitivity",
-            each("sensitivity", "imagenette", classes="non-target"),
+            _each("sensitivity", "imagenette", classes="non-target"),
             IMAGENETTE_IMAGES,
             MAIN_METHODS,
         ),
@@ -349,13 +333,40 @@ def _figures() -> list[Specification]:
             SHAPLEY_IMAGES,
             (*ESTIMATED_ROWS, *EXPLAINERS),
             ("distance", "pearson", "spearman"),
-            (SAME_RUN, BUDGETS),
+            (SAME_RUN,),
+        ),
+    ]
+
+
+def _maps() -> list[Specification]:
+    def grids(first: int, count: int, name: str, data: str, images: str) -> list[Specification]:
+        return [
+            Specification(
+                f"figure-{first + i}",
+                f"Maps of all methods, {name}, {i + 1} of {count}",
+                "maps",
+                _each("maps-abnormal" if data == "mura" else "maps", data),
+                images,
+                MAP_METHODS,
+                part=(i, count),
+            )
+            for i in range(count)
+        ]
+
+    return [
+        Specification(
+            "figure-1",
+            "Maps of target and non-target classes with insertion and deletion curves",
+            "class-maps",
+            (*_each("maps", "imagenette"), *_each("maps-abnormal", "mura")),
+            "test images",
+            EXPLAINERS,
         ),
         Specification(
             "figure-13",
             "Maps of the explainers and of KernelSHAP",
             "maps",
-            each("maps-kernelshap", "imagenette"),
+            _each("maps-kernelshap", "imagenette"),
             "24 of the authors' 100 ImageNette test images",
             (*EXPLAINERS, "kernelshap-original"),
             notes=("KernelSHAP stops when its largest standard error is below 0.2 of the range of its values.",),
@@ -367,14 +378,20 @@ def _figures() -> list[Specification]:
             "figure-24",
             "Maps of non-target classes",
             "maps",
-            each("maps", "imagenette", classes="non-target"),
+            _each("maps", "imagenette", classes="non-target"),
             "test images, each with its most probable non-target class",
             MAP_METHODS,
         ),
     ]
 
 
-SPECIFICATIONS = {one.id: one for one in (*_tables(), *_figures())}
+def _in_order(*given: Specification) -> list[Specification]:
+    return sorted(given, key=lambda one: int(one.id.partition("-")[2]))
+
+
+SPECIFICATIONS = {
+    one.id: one for one in (*_in_order(*_metric_tables(), *_other_tables()), *_in_order(*_charts(), *_maps()))
+}
 """The paper's twelve tables and twenty-four figures, by ``"table-1"`` to ``"figure-24"``."""
 
 

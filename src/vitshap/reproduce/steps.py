@@ -104,8 +104,8 @@ def _trainings() -> Iterable[Step]:
     )
 
 
-def _measurements() -> Iterable[Step]:
-    compared, evaluated = ("scale.shapley_images",), ("scale.images", "scale.masks")
+def _estimates() -> Iterable[Step]:
+    compared = ("scale.shapley_images",)
     yield Step("truth", "converged Shapley values", "shapley:compute_truth", MODELS, (*compared, "scale.truth"))
     for name, what in ESTIMATORS.items():
         before = (*MODELS, EXPLAINERS[1], "truth") if name == "refine-explainer" else (*MODELS, "truth")
@@ -116,7 +116,24 @@ def _measurements() -> Iterable[Step]:
     for name, trained in zip(EXPLAINER_ERRORS, EXPLAINERS, strict=True):
         what, options = f"error of {trained.removeprefix('train-')}", (("trained", trained),)
         yield Step(name, what, "shapley:measure_explainer", (*MODELS, trained, "truth"), compared, options)
-    subsets = (*evaluated, "scale.subsets")
+    yield Step(
+        "evaluate-kernelshap",
+        "insertion and deletion of KernelSHAP, our estimators and the truth",
+        "measurements:evaluate_kernelshap",
+        (*MODELS, *EXPLAINERS, "truth", *(name for name in ESTIMATORS if name != "kernelshap-unpaired")),
+        ("setting",),
+    )
+    yield Step(
+        "maps-kernelshap",
+        "maps of the explainers and of KernelSHAP",
+        "maps:draw_kernelshap",
+        (*MODELS, *EXPLAINERS),
+        (*compared, "scale.grid_images", "scale.paired"),
+    )
+
+
+def _evaluations() -> Iterable[Step]:
+    subsets = ("scale.images", "scale.masks", "scale.subsets")
     for name, what in (("main", "predicted class and all others"), ("abnormal", "images predicted abnormal, or not")):
         reads = (*subsets, "setting")
         for part in EVALUATED_PARTS:
@@ -147,20 +164,6 @@ def _measurements() -> Iterable[Step]:
         "measurements:evaluate_masked",
         ("train-masked-classifier", "train-explainer-masked"),
         subsets,
-    )
-    yield Step(
-        "evaluate-kernelshap",
-        "insertion and deletion of KernelSHAP, our estimators and the truth",
-        "measurements:evaluate_kernelshap",
-        (*MODELS, *EXPLAINERS, "truth", *(name for name in ESTIMATORS if name != "kernelshap-unpaired")),
-        ("setting",),
-    )
-    yield Step(
-        "maps-kernelshap",
-        "maps of the explainers and of KernelSHAP",
-        "maps:draw_kernelshap",
-        (*MODELS, *EXPLAINERS),
-        (*compared, "scale.grid_images", "scale.paired"),
     )
     yield Step(
         "removal",
@@ -227,7 +230,9 @@ def _experiments() -> Iterable[Step]:
     )
 
 
-STEPS = {one.name: one for one in (*_trainings(), *_measurements(), *_roar(), *_ablations(), *_experiments())}
+STEPS = {
+    one.name: one for one in (*_trainings(), *_estimates(), *_evaluations(), *_roar(), *_ablations(), *_experiments())
+}
 """All steps; those of ``_experiments`` belong to no table or figure of the paper."""
 EXPERIMENTS = tuple(one.name for one in _experiments())
 

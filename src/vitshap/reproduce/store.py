@@ -3,8 +3,8 @@
 A result records the hash of everything that it depends on: the step's settings and the hashes of the steps before it. A
 finished step with the same hash is not run again; one with another hash is never overwritten. Weights are stored in
 float16, in files of at most 15 MiB, so that the folders of finished steps can be moved to another machine. Checkpoints and
-other intermediate files are in ``OUT/work`` and are removed when a step has finished; so is the time that an interrupted
-step has taken so far.
+other intermediate files are in ``OUT/work``, beside the same hash and the time that the step has taken so far; they are
+removed when a step has finished, and never used for other inputs.
 """
 
 from __future__ import annotations
@@ -82,6 +82,18 @@ class Store:
         """Return where a step may keep intermediate files until it has finished."""
         return self.out / "work" / setting / step
 
+    def begin(self, setting: str, step: str, inputs: str) -> Path:
+        """Return that folder; ``ValueError`` if it has the files of an attempt with other inputs."""
+        work = self.work(setting, step)
+        before, _ = _attempt(work)
+        if before not in (None, inputs):
+            raise ValueError(
+                f"{work} has intermediate files of other settings or other earlier steps: remove it to start the step "
+                "again, or choose another folder with --out"
+            )
+        work.mkdir(parents=True, exist_ok=True)
+        return work
+
     def find(self, setting: str, step: str) -> Result | None:
         """Return a finished step's result, whatever it was made from; None if it has not finished."""
         path = self.folder(setting, step) / RESULT
@@ -141,9 +153,9 @@ class Stopwatch:
     """
 
     def __init__(self, work: Path, inputs: str) -> None:
-        """``work``: the step's folder for intermediate files; time that was spent on other ``inputs`` does not count."""
+        """``work``: the step's folder for intermediate files, from ``Store.begin``."""
         self._path, self._inputs = work / SECONDS, inputs
-        self._before, self._started = self._found(), time.perf_counter()
+        self._before, self._started = _attempt(work)[1], time.perf_counter()
         self._ended = threading.Event()
         self._writer = threading.Thread(target=self._write_often, name="stopwatch", daemon=True)
 
@@ -153,6 +165,7 @@ class Stopwatch:
         return self._before + time.perf_counter() - self._started
 
     def __enter__(self) -> Stopwatch:
+        self._write()
         self._writer.start()
         return self
 
@@ -169,23 +182,19 @@ class Stopwatch:
         with suppress(OSError):  # not worth failing a step
             files.write_text(self._path, json.dumps({"inputs": self._inputs, "seconds": self.seconds}) + "\n")
 
-    def _found(self) -> float:
-        try:
-            found = files.read_json(self._path)
-            return float(found["seconds"]) if found["inputs"] == self._inputs else 0.0
-        except (OSError, ValueError, TypeError, KeyError):  # there is none, or none that can be read
-            return 0.0
+
+def _attempt(work: Path) -> tuple[str | None, float]:
+    """Return the inputs and the seconds of an attempt that did not finish; None and 0 if there was none."""
+    try:
+        found = files.read_json(work / SECONDS)
+        return str(found["inputs"]), float(found["seconds"])
+    except (OSError, ValueError, TypeError, KeyError):  # there is none, or none that can be read
+        return None, 0.0
 
 
 def digest(content: Any) -> str:
     """Return a hash of JSON content."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def file_digest(path: Path) -> str:
-    """Return a hash of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def rounded(content: Any, digits: int = 6) -> Any:

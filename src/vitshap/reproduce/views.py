@@ -13,45 +13,34 @@ from typing import Any
 
 import numpy as np
 
-from vitshap.evaluation.marks import Mark, Measured, mark
 from vitshap.experiments.tables import Column, Table
 from vitshap.plots.comparisons import Band, comparison_figure
 from vitshap.plots.comparisons import Panel as Chart
-from vitshap.reproduce.paper import METHODS, Number, printed, tables
+from vitshap.reproduce.cells import (
+    ARROWS,
+    LEGEND,
+    NOT_RUN,
+    ROWS,
+    finished_parts,
+    has_number,
+    joined,
+    marks_of,
+    own_text,
+    printed_text,
+    rows_of,
+)
+from vitshap.reproduce.paper import printed, tables
 from vitshap.reproduce.profiles import Profile, Setting
+from vitshap.reproduce.sources import NAMES, Source, data_name, explained_classes, facts, panel_title
 from vitshap.reproduce.specifications import (
     ABLATIONS,
     ESTIMATORS,
     EXPLAINER_ERRORS,
     EXPLAINERS,
-    OURS,
     Panel,
     Specification,
-    panel_steps,
 )
 from vitshap.reproduce.store import Result, Store
-
-NOT_RUN = "not run"
-NAMES = {
-    "imagenette": "ImageNette",
-    "mura": "MURA",
-    "pets": "Pets",
-    "chest": "Chest radiographs",
-    "digits": "Digits",
-}
-MODELS = {f"vit-{size}": f"ViT-{size.capitalize()}" for size in ("tiny", "small", "base", "large")}
-ROWS = {
-    **METHODS,
-    "vit-shapley": "ViT Shapley (the paper's procedure)",
-    OURS: "vitshap (default procedure)",
-    "kernelshap-original": "KernelSHAP",
-    "kernelshap": "kernelshap (ours)",
-    "refine-tokens": "refine (ours), without an explainer",
-    "refine-explainer": "refine (ours), with vitshap's explainer",
-    "truth": "truth (kernelshap, independent)",
-}
-ARROWS = {"deletion": "\N{DOWNWARDS ARROW}"}
-LEGEND = "Mean ± half of the 95 % interval. Bold: overlaps the best. †: overlaps random's, or lies on its wrong side."
 
 
 @dataclass
@@ -64,8 +53,8 @@ class View:
     """By the name of the picture's file."""
     pictures: list[Path] = field(default_factory=list)
     """Pictures that a step left: maps over photos."""
-    sources: dict[str, str] = field(default_factory=dict)
-    """Where the numbers come from: label, hardware, date, seed and command, by ``SETTING/STEP``."""
+    sources: dict[str, Source] = field(default_factory=dict)
+    """Where the numbers come from, by ``SETTING/STEP``."""
     filled: int = 0
     not_run: int = 0
 
@@ -108,12 +97,10 @@ class Viewer:
             return None, None
         results = finished_parts(self.store, setting.name, step or panel.step)
         for name, result in results.items():
-            about = result.record
-            label = f"{setting.label} ({setting.note})" if setting.note else setting.label
-            view.sources[f"{setting.name}/{name}"] = (
-                f"{label}; {about['hardware']}, {about['date']}, seed {about['seed']}, {about['seconds']:,.0f} s; "
-                f"`{about['command']}`"
-            )
+            if len(results) > 1 and not rows_of(result) & set(view.specification.methods):
+                continue  # variants of methods that this table or figure leaves out
+            source = view.sources.setdefault(f"{setting.name}/{name}", Source(setting, result.record))
+            source.facts |= dict.fromkeys(facts(panel, setting, result))
         return setting, joined(results)
 
     def _count(self, view: View, value: object) -> None:
@@ -126,8 +113,25 @@ class Viewer:
         for panel in view.specification.panels:
             setting, result = self._found(view, panel)
             table = self._metric_table(view, panel, setting, result)
+            if view.specification.kind == "kernelshap-areas":
+                table.notes.append(self._evaluations(panel))
             if result is not None or not self.finished_only:
                 view.tables.append(table)
+
+    def _evaluations(self, panel: Panel) -> str:
+        """Return the evaluations of the estimators and of the truth, and how reliable that is."""
+        scale, setting = self.profile.scale, self.profile.setting(panel.data, panel.model)
+        truth = None if setting is None else self.store.find(setting.name, "truth")
+        text = (
+            f"Evaluations per image: KernelSHAP {scale.paired:,} with and {scale.unpaired:,} without pairs (the paper's "
+            f"table 12: until it converges, about 300,000 to 1,200,000), kernelshap {scale.paired // 8:,}, refine "
+            f"{scale.refined:,}, truth {scale.truth:,}"
+        )
+        if truth is None:
+            return f"{text}."
+        known = {name: value for name, value in truth.values["reliability"].items() if value is not None}
+        reliability = ", ".join(f"{value:.3f} for {name} classes" for name, value in known.items())
+        return f"{text}. Reliability of the truth (1: without error): {reliability}."
 
     def _metric_table(self, view: View, panel: Panel, setting: Setting | None, result: Result | None) -> Table:
         """Return the rows of one data set, model and kind of class, ours beside the paper's."""
@@ -141,17 +145,18 @@ class Viewer:
             if metric != "faithfulness formula":
                 columns.append(Column(f"{metric} paper", title="paper"))
         found = {} if result is None else result.values.get(panel.classes, {})
+        run = rows_of(result)
         marked = {metric: marks_of(found.get("metrics", {}).get(metric, {}), metric) for metric in names}
-        table = Table(_title(panel, setting, found.get("images")), columns, notes=[LEGEND])
+        table = Table(panel_title(panel, setting, found.get("images")), columns, notes=[LEGEND])
         for row in one.methods:
             cells: dict[str, Any] = {"method": ROWS[row]}
             for metric in names:
                 number = printed(one.id, row, metric, data=panel.data, classes=panel.classes)
                 own = found.get("metrics", {}).get(metric, {}).get(row)
-                expected = _expected(row, panel, metric)
+                expected = has_number(row, panel, metric)
                 if expected:
-                    self._count(view, own if was_run(result, row) and found.get("images") != 0 else None)
-                cells[metric] = own_text(own, marked[metric].get(row), run=was_run(result, row), expected=expected)
+                    self._count(view, own if found.get("images") != 0 else None)
+                cells[metric] = own_text(own, marked[metric].get(row), run=row in run, expected=expected)
                 if metric != "faithfulness formula":
                     cells[f"{metric} paper"] = printed_text(number)
             table.add(**cells)
@@ -184,7 +189,7 @@ class Viewer:
         columns, results = [Column("method")], {}
         for panel in panels:
             setting, results[panel.data] = self._found(view, panel)
-            columns += [Column(panel.data, title=f"{_data_name(panel, setting)}, ms")]
+            columns += [Column(panel.data, title=f"{data_name(panel, setting)}, ms")]
             columns += [Column(f"{panel.data} paper", title=f"paper, {NAMES[panel.data]}, ms")]
         table = Table("Milliseconds per image for all classes", columns)
         for row in view.specification.methods:
@@ -203,7 +208,7 @@ class Viewer:
 
     def _curves(self, view: View) -> None:
         for panel in view.specification.panels:
-            _, result = self._found(view, panel)
+            setting, result = self._found(view, panel)
             found = {} if result is None else result.values.get(panel.classes, {})
             charts = []
             for metric in ("insertion", "deletion"):
@@ -212,7 +217,7 @@ class Viewer:
                 for row in self._shown(view, panel, curves, result):
                     mean = curves[row]["mean"]
                     bands[ROWS[row]] = _band(np.linspace(0, 1, len(mean)), mean, curves[row]["interval"])
-                title = f"{metric.capitalize()}, {panel.classes} classes"
+                title = f"{data_name(panel, setting)}: {metric}, {explained_classes(panel)}"
                 charts.append(
                     Chart(title, f"share of patches {metric[:-3]}ed", "probability", bands, (ROWS["random"],))
                 )
@@ -232,14 +237,14 @@ class Viewer:
                     ROWS[row]: _band(found["sizes"], curves[row]["mean"], curves[row]["interval"])
                     for row in self._shown(view, panel, curves, result)
                 }
-                title = f"{_data_name(panel, setting)}, {panel.classes}: {what}"
+                title = f"{data_name(panel, setting)}, {panel.classes}: {what}"
                 charts.append(Chart(title, "patches in a subset, n", "correlation", bands, (ROWS["random"],)))
             self._add_charts(view, f"{panel.data}-{panel.classes}", charts)
 
     def _shown(self, view: View, panel: Panel, curves: Mapping[str, Any], result: Result | None) -> Iterator[str]:
         """Yield the methods with a curve, explainers first, counting all that should have one."""
         for row in sorted(view.specification.methods, key=lambda row: row not in EXPLAINERS):
-            if _expected(row, panel, "insertion"):
+            if has_number(row, panel, "insertion"):
                 self._count(view, curves.get(row))
                 if row in curves and result is not None:
                     yield row
@@ -257,7 +262,7 @@ class Viewer:
                     name: _band(result.values["kept"], curve["mean"], curve["interval"])
                     for name, curve in result.values[metric].items()
                 }
-                charts.append(Chart(f"{_data_name(panel, setting)}: {label}", "patches kept", label, bands))
+                charts.append(Chart(f"{data_name(panel, setting)}: {label}", "patches kept", label, bands))
             self._add_charts(view, panel.data, charts)
 
     def _roar(self, view: View) -> None:
@@ -267,7 +272,7 @@ class Viewer:
             for direction in view.specification.metrics:
                 rows = {} if result is None else result.values["rows"]
                 bands = {}
-                for row in view.specification.methods if result is None else rows:
+                for row in view.specification.methods:
                     self._count(view, rows.get(row))
                     if row in rows and result is not None:
                         ends = rows[row][direction]
@@ -288,7 +293,7 @@ class Viewer:
             result = self._found(view, panel, step)[1]
             self._count(view, result)
             lines |= {} if result is None else result.values["rows"]
-        columns = (Column("compared", title="evaluations at which it passes"), *(Column(row) for row in EXPLAINERS))
+        columns = (Column("compared", title="estimator"), *(Column(row, title=ROWS[row]) for row in EXPLAINERS))
         table = Table("Evaluations per image at which an estimator passes an explainer (distance)", columns)
         for classes in ("target", "non-target"):
             charts = []
@@ -316,9 +321,12 @@ class Viewer:
                     shown[row] = _passed(crossing(evaluations, curve["mean"], level), evaluations[0])
                 table.add(compared=f"{kind}, {classes}", **shown)
         table.notes.append(
-            "The paper: about 120,000 for KernelSHAP as published, about 40,000 with pairs (target class)."
+            "The paper: about 120,000 for KernelSHAP as published, about 40,000 with pairs (target class). refine with "
+            "vitshap's explainer starts from its values."
         )
-        view.tables.append(table)
+        if table.rows:
+            table.notes.append(self._evaluations(panel))
+            view.tables.append(table)
 
     def _maps(self, view: View) -> None:
         one = view.specification
@@ -339,35 +347,6 @@ class Viewer:
         drawn = [chart for chart in charts if chart.bands]
         if drawn:
             view.charts[f"{view.specification.id}-{name}.png"] = drawn
-
-
-def finished_parts(store: Store, setting: str, step: str) -> dict[str, Result]:
-    """Return the results of those steps of a panel that have finished."""
-    found = {name: store.find(setting, name) for name in panel_steps(step)}
-    return {name: result for name, result in found.items() if result is not None}
-
-
-def joined(parts: Mapping[str, Result]) -> Result | None:
-    """Return the result of a panel: that of its step, or the rows of all steps in which methods were evaluated."""
-    first = next(iter(parts.values()), None)
-    if first is None or len(parts) == 1:
-        return first
-    values: dict[str, Any] = {}
-    for part in parts.values():
-        for classes, found in part.values.items():
-            whole = values.setdefault(classes, {"images": found["images"], "metrics": {}, "curves": {}})
-            for kind in ("metrics", "curves"):
-                for metric, rows in found[kind].items():
-                    whole[kind].setdefault(metric, {}).update(rows)
-    return Result(first.folder, {**first.record, "values": values})
-
-
-def was_run(result: Result | None, row: str) -> bool:
-    """Whether a method was evaluated, with whatever result."""
-    if result is None:
-        return False
-    parts = result.values.values()
-    return any(part["images"] == 0 or any(row in rows for rows in part["metrics"].values()) for part in parts)
 
 
 def crossing(evaluations: Sequence[float], curve: Sequence[float], level: float) -> float | None:
@@ -393,71 +372,8 @@ def _passed(evaluations: float | None, first: float) -> str:
     return f"at most {first:,.0f}" if evaluations <= first else f"{evaluations:,.0f}"
 
 
-def _expected(row: str, panel: Panel, metric: str) -> bool:
-    """Whether a row has a number: attention methods have none for non-target classes, but for one class of MURA; random
-    none for faithfulness; the masked classifier has one explainer."""
-    if row == OURS and panel.step == "evaluate-masked":
-        return False
-    if row.startswith("attention-") and panel.classes == "non-target":
-        return panel.step.endswith("abnormal")
-    return not (row == "random" and metric.startswith("faithfulness"))
-
-
-def marks_of(cells: Mapping[str, Mapping[str, float]], metric: str) -> dict[str, Mark]:
-    """Return bold and grey of a column, from its numbers."""
-    measured = {
-        row: Measured(
-            one["mean"],
-            one["low"] if one["low"] is not None else one["mean"],
-            one["high"] if one["high"] is not None else one["mean"],
-        )
-        for row, one in cells.items()
-        if one["mean"] is not None
-    }
-    random = measured.pop("random", None)
-    measured.pop("truth", None)
-    if metric.startswith("faithfulness"):
-        random = None
-    found = mark(list(measured.values()), random, higher_is_better=metric != "deletion")
-    return dict(zip(measured, found, strict=True))
-
-
-def own_text(cell: Mapping[str, Any] | None, marked: Mark | None, *, run: bool, expected: bool) -> str:
-    """Return one of our numbers as text: bold, with a dagger for grey, "not run", or a dash where none is expected."""
-    if not expected:
-        return "-"
-    if cell is None or cell["mean"] is None:
-        return "undefined" if run else NOT_RUN
-    half = "" if cell["low"] is None else f" ± {(cell['high'] - cell['low']) / 2:.3f}"
-    text = f"{cell['mean']:.3f}{half}"
-    if marked is not None and marked.bold:
-        text = f"**{text}**"
-    return f"{text} †" if marked is not None and marked.grey else text
-
-
-def printed_text(number: Number | None, *, digits: int = 3) -> str:
-    """Return one of the paper's numbers as text, with its own bold and grey; a dash where it has none."""
-    if number is None:
-        return "-"
-    text = f"{number.mean:,.{digits}f}" + ("" if number.interval is None else f" ± {number.interval:.3f}")
-    text = f"**{text}**" if number.bold else text
-    return f"{text} †" if number.grey else text
-
-
 def _band(x: Sequence[float] | np.ndarray[Any, Any], mean: Any, half: Any) -> Band:
     """Return a curve without the points that are not known."""
     arrays = [np.array([np.nan if one is None else one for one in part], dtype=np.float64) for part in (x, mean, half)]
     known = np.isfinite(arrays[1])
     return Band(arrays[0][known], arrays[1][known], np.nan_to_num(arrays[2][known]))
-
-
-def _title(panel: Panel, setting: Setting | None, images: int | None) -> str:
-    """Return what a table is of, and what the paper's numbers in it are of, where that is something else."""
-    paper = f"{NAMES[panel.data]}, {MODELS[panel.model]}"
-    here = f"{_data_name(panel, setting)}, {setting.architecture}" if setting and setting.architecture else paper
-    title = f"{here}, {panel.classes} classes" + ("" if images is None else f" ({images:,} images)")
-    return title if here == paper else f"{title}; paper: {paper}"
-
-
-def _data_name(panel: Panel, setting: Setting | None) -> str:
-    return NAMES[panel.data if setting is None else setting.data]
