@@ -46,6 +46,22 @@ def test_values_and_gradients_are_those_of_pytorch(shape, bias, used):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
 
 
+def test_gradients_can_be_differentiated(used):
+    torch.manual_seed(0)
+    leaves = [torch.randn(4, 8, requires_grad=True), torch.randn(6, 8, requires_grad=True)]
+
+    def penalty():
+        gradients = torch.autograd.grad(F.linear(*leaves).tanh().sum(), leaves, create_graph=True)
+        return sum(gradient.square().sum() for gradient in gradients)
+
+    expected = torch.autograd.grad(penalty(), leaves)
+    with LinearByOneDNN():
+        found = torch.autograd.grad(penalty(), leaves)
+    assert used
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
 def test_gradients_are_computed_only_where_they_are_needed(used):
     rows, weight = torch.randn(4, 8), torch.randn(6, 8, requires_grad=True)
     with LinearByOneDNN():

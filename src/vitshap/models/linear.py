@@ -18,7 +18,6 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 SMALLEST = 1 << 22
@@ -67,18 +66,23 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     plain = type(input) is Tensor and input.device.type == "cpu" and input.dtype == weight.dtype == torch.float32
     if not plain or input.numel() * len(weight) < SMALLEST or torch.is_autocast_enabled("cpu"):
         return F.linear(input, weight, bias)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (input, weight, bias)):
-        return cast(Tensor, _Differentiable.apply(input, weight, bias))  # type: ignore[no-untyped-call]
-    return _product(input, weight, bias)
+    return _differentiable(input, weight, bias)
+
+
+def _differentiable(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return the product, with its graph where gradients are recorded."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (rows, weight, bias)):
+        return cast(Tensor, _WithGradients.apply(rows, weight, bias))  # type: ignore[no-untyped-call]
+    return _product(rows, weight, bias)
 
 
 def _product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``rows @ weight.T + bias``."""
+    """Return ``rows @ weight.T + bias``, without gradients."""
     return cast(Tensor, torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], ""))
 
 
-class _Differentiable(torch.autograd.Function):
-    """The same product with gradients, which are products of the same kind."""
+class _WithGradients(torch.autograd.Function):
+    """The same product with gradients, which are products of the same kind and can be differentiated too."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -86,13 +90,12 @@ class _Differentiable(torch.autograd.Function):
         return _product(rows, weight, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         rows, weight = ctx.saved_tensors
         flat = gradient.flatten(0, -2)
         of_rows, of_weight, of_bias = ctx.needs_input_grad
         return (
-            _product(gradient, weight.t()) if of_rows else None,
-            _product(flat.t(), rows.flatten(0, -2).t()) if of_weight else None,
+            _differentiable(gradient, weight.t()) if of_rows else None,
+            _differentiable(flat.t(), rows.flatten(0, -2).t()) if of_weight else None,
             flat.sum(0) if of_bias else None,
         )
