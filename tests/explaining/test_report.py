@@ -145,7 +145,7 @@ def test_the_viewer_gets_every_number(tmp_path: Path) -> None:
     assert [(one["method"], one["unit"], one["classes"][0]["base"]) for one in view["others"]] == [
         ("lrp", "score", None)
     ]
-    assert view["curve"] is None
+    assert view["curves"] == []
 
 
 def test_a_photo_in_words_for_everybody() -> None:

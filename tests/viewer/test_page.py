@@ -121,8 +121,8 @@ def test_the_first_line_is_as_in_python(browser: Browser, server: Server, with_c
         assert ("Most of this is uncertain" in text.headline(entry, "probability")) == (error == 0.6)
         count = int(text.supporting_players(entry.explanation.values[0, :, 0]))
         known = replace(curve(), counts=[0, count, 12], remove=torch.tensor([[0.3, 0.7], [0.75, 0.25], [0.9, 0.1]]))
-        entry = replace(entry, curve=known if with_curve else None)
-        call = "m.headlineOf(m.readExplanation(given), given.curve)"
+        entry = replace(entry, curves=(known,) if with_curve else ())
+        call = "m.headlineOf(m.readExplanation(given), given.curves[0])"
         found = _ask(browser, server, "explanation.js", call, entry_data(entry, SUMMARY, k=5))
         expected = re.sub(r", [+]\S+ percentage points", "", text.headline(entry, "probability"))
         assert found.replace("\N{NO-BREAK SPACE}", " ") == expected

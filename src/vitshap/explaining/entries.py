@@ -39,8 +39,8 @@ class Explained:
     """Why the explanation may be unreliable."""
     notes: tuple[str, ...] = ()
     """How the file was read, if that is not obvious."""
-    curve: RemovalCurve | None = None
-    """The output while patches are removed by their values for ``main``, if it was evaluated."""
+    curves: tuple[RemovalCurve, ...] = ()
+    """The output while patches are removed by their values, if it was evaluated: for ``main``, then for other classes."""
     others: tuple[Explanation, ...] = ()
     """Explanations of the same image by other methods."""
     stderr_from: str | None = None

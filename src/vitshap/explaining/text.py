@@ -94,7 +94,7 @@ def _support(entry: Explained, index: int, outputs: Literal["probability", "outp
         places[patch.place] = places.get(patch.place, 0.0) + patch.value
     single = explanation.values.shape[1] == explanation.players[0].numel()
     parts = f"{count} of {_existing(explanation)} {'patches' if single else 'groups of patches'}"
-    without = entry.curve.without(count) if entry.curve is not None and entry.curve.index == index else None
+    without = entry.curves[0].without(count) if entry.curves and entry.curves[0].index == index else None
     if without is not None:
         full = float(explanation.prediction[0, index])
         would = f"its {outputs} would {'still ' if without > STILL * full else ''}be {output_text(without, outputs)}"

@@ -95,8 +95,8 @@ class Pane extends EventTarget {
   }
 
   say() {
-    const { explanation, curve } = this.viewer;
-    this.headline.textContent = headlineOf(explanation, curve);
+    const { explanation, mainCurve } = this.viewer;
+    this.headline.textContent = headlineOf(explanation, mainCurve);
     const warnings = [...explanation.warnings ?? []];
     const notes = this.viewer.photo ? [] : ["this browser cannot show the file itself: the map is drawn alone"];
     const best = explanation.predictions[0].probability;

@@ -22,7 +22,7 @@ const HIDE_AT_ONCE = 10;
 
 export class Viewer extends EventTarget {
   // photo: an image or canvas, or null; file: what the backend takes.
-  constructor({ explanation, photo = null, file = null, name = "", backend = null, model = null, methods = [], others = [], listed = 10, curve = null, onReport = null }) {
+  constructor({ explanation, photo = null, file = null, name = "", backend = null, model = null, methods = [], others = [], listed = 10, curves = [], onReport = null }) {
     super();
     this.explanation = explanation;
     Object.assign(this, { photo, file, name, backend, model, methods, listed, onReport });
@@ -32,7 +32,7 @@ export class Viewer extends EventTarget {
     const touch = matchMedia("(pointer: coarse)").matches;
     this.brush = { mode: backend && !touch ? "hide" : "look", size: 1 };
     this.coalition = new Coalition(explanation.count);
-    this.curves = new Map(curve === null ? [] : [["stored", curve]]);
+    this.curves = new Map(curves.map((one) => [`${one.method} ${one.class}`, one]));
     this.now = null; // outputs of the shown patches, by class
     this.lit = null;
     this.sharedLimit = null; // one scale with another viewer
@@ -54,9 +54,16 @@ export class Viewer extends EventTarget {
 
   get limit() { return this.sharedLimit ?? this.ownLimit; }
 
+  // The curve of this method and class; without a model one that is stored, which the curve's title names.
   get curve() {
-    return this.curves.get("stored") ?? this.curves.get(`${this.explanation.method} ${this.index}`) ?? null;
+    const own = this.curves.get(`${this.explanation.method} ${this.index}`);
+    if (own !== undefined || this.backend) { return own ?? null; }
+    const stored = [...this.curves.values()];
+    return this.mainCurve ?? stored.find((one) => one.class === this.index) ?? stored[0] ?? null;
   }
+
+  // That of the class which the first line is about.
+  get mainCurve() { return this.curves.get(`${this.explanation.method} ${mainClass(this.explanation)}`) ?? null; }
 
   build() {
     this.alert = element("p", { class: "fault", role: "alert", hidden: true });
@@ -237,11 +244,12 @@ export class Viewer extends EventTarget {
   }
 
   storedOutputs() {
-    const { curve } = this;
-    for (const mode of curve === null ? [] : ["remove", "add"]) {
-      const step = this.coalition.stepOf(curve.order, mode);
-      const at = step === null ? -1 : curve.counts.indexOf(step);
-      if (at >= 0) { return new Map(curve.classes.map((index, column) => [index, curve[mode][at][column]])); }
+    for (const curve of this.curves.values()) {
+      for (const mode of ["remove", "add"]) {
+        const step = this.coalition.stepOf(curve.order, mode);
+        const at = step === null ? -1 : curve.counts.indexOf(step);
+        if (at >= 0) { return new Map(curve.classes.map((index, column) => [index, curve[mode][at][column]])); }
+      }
     }
     return null;
   }
