@@ -175,7 +175,7 @@ class Patch(NamedTuple):
     @property
     def pixels(self) -> str:
         """The box in words."""
-        left, top, right, bottom = (round(edge) for edge in self.box)
+        left, top, right, bottom = (int(edge + 0.5) for edge in self.box)  # a half upwards, as in the viewer
         return f"x {left} to {right}, y {top} to {bottom}"
 
 
