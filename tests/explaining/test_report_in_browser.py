@@ -202,6 +202,18 @@ def test_a_curve_has_the_order_of_the_chosen_class_or_says_whose(opened: Tab) ->
     assert "in the order of their values, by explainer." in note.inner_text()
 
 
+def test_scores_have_no_unit_and_no_common_scale(opened: Tab) -> None:
+    page = opened.page
+    heading, scale = page.locator(".best th").nth(1), page.locator(".methods .small").first
+    assert heading.inner_text() == "percentage points"
+    assert scale.inner_text().startswith("One scale for values of one unit: ")
+    page.locator(".methods .pick").nth(2).click()  # lrp
+    assert heading.inner_text() == "score"
+    assert scale.inner_text() == "Scores have no unit: such a map has its own scale."
+    figures = page.locator(".card").first.locator(".methods figure").all()
+    assert all("own scale" in figure.inner_text() for figure in figures)
+
+
 def test_patches_hidden_by_hand_have_the_sum_of_values_alone(opened: Tab) -> None:
     page = opened.page
     page.locator(".brushes label", has_text="hide").first.click()

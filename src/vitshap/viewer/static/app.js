@@ -85,7 +85,7 @@ class Pane extends EventTarget {
     this.title.textContent = `${name} \u00b7 ${this.model.name}`;
     this.body.replaceChildren(this.viewer.node);
     this.say();
-    this.viewer.addEventListener("change", () => this.dispatchEvent(new Event("change")));
+    this.viewer.addEventListener("change", () => { this.say(); this.dispatchEvent(new Event("change")); });
     this.viewer.addEventListener("curve", () => this.say());
     if (state.class !== undefined && explanation.predictions.some((one) => one.index === state.class)) { await this.viewer.choose(state.class); }
     const hidden = state.hidden ? hexToHidden(state.hidden, explanation.count) : null;

@@ -80,7 +80,8 @@ export class Viewer extends EventTarget {
       checkbox("numbers", false, (checked) => this.setLook({ numbers: checked })), this.certain);
     this.table = element("tbody", {});
     this.tableTitle = element("span", {});
-    const columns = ["#", this.explanation.unit === "probability" ? "percentage points" : "value", "where", "row, column", "pixels of the photo"];
+    this.unitName = element("span", {});
+    const columns = ["#", this.unitName, "where", "row, column", "pixels of the photo"];
     const table = element("details", { class: "best" }, element("summary", {}, this.tableTitle), element("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Most important patches" },
       element("table", {}, element("thead", {}, element("tr", {}, columns.map((name, i) => element("th", { scope: "col", class: i === 1 ? "n" : null }, name)))), this.table)));
     table.open = this.backend === null;
@@ -169,6 +170,7 @@ export class Viewer extends EventTarget {
     const { name, values, stderr } = classOf(explanation, index);
     const intervals = stderr ? ", with 95\u00a0% intervals" : "";
     this.tableTitle.textContent = `The ${Math.min(this.listed, explanation.count)} patches that support ${name} most${intervals}`;
+    this.unitName.textContent = explanation.unit === "probability" ? "percentage points" : explanation.unit === "score" ? "score" : "value";
     const focused = this.table.contains(document.activeElement) ? [...this.table.children].indexOf(document.activeElement) : -1;
     this.table.replaceChildren(...orderOf(explanation, index).slice(0, this.listed).map((player, rank) => {
       const cell = explanation.cells[player][Math.floor(explanation.cells[player].length / 2)];
@@ -213,6 +215,14 @@ export class Viewer extends EventTarget {
     this.draw();
     this.announce();
     this.needCurve();
+  }
+
+  // A method's new explanation: curves in the order of the old one go, and its large map is drawn anew.
+  replaceMethod(explanation) {
+    const { method } = explanation;
+    this.explanations.set(method, explanation);
+    for (const key of [...this.curves.keys()].filter((one) => one.startsWith(`${method} `))) { this.curves.delete(key); }
+    if (this.explanation.method === method) { this.use(method); }
   }
 
   async explain(options) {
