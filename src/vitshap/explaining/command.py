@@ -104,7 +104,7 @@ class Options:
         ),
     ] = None
     engine: Annotated[
-        str | None, typer.Option(metavar="process|ray", help="ray: share shards out over a Ray cluster (vitshap[ray]).")
+        str | None, typer.Option(metavar="process|ray", help="ray: share shards out over a Ray cluster (needs ray).")
     ] = None
     workers: Annotated[int | None, typer.Option(min=1, help="Processes of --engine ray; default: one per GPU.")] = None
     image_column: Annotated[str | None, typer.Option(help="Column, or suffix in .tar, of the images in shards.")] = None
