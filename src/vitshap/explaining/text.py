@@ -215,4 +215,6 @@ def convergence(explanation: Explanation) -> str | None:
     """Return whether the requested accuracy was reached; None if none was requested."""
     if explanation.converged is None:
         return None
-    return "the requested accuracy was reached" if bool(explanation.converged[0]) else "NOT as accurate as requested"
+    if bool(explanation.converged[0]):
+        return "the requested accuracy was reached"
+    return "NOT as accurate as requested for every explained class: give a larger --budget, or fewer classes"
