@@ -15,6 +15,8 @@ run = CliRunner().invoke
 def test_version_and_help() -> None:
     assert run(app, ["--version"]).stdout.strip() == __version__
     assert "coalitions" in run(app, ["bench", "--help"]).stdout
+    shown = " ".join(run(app, ["explain", "--help"]).stdout.replace("\N{BOX DRAWINGS LIGHT VERTICAL}", " ").split())
+    assert "over a Ray cluster (needs ray)" in shown, "brackets would be taken as markup"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

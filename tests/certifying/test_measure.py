@@ -96,6 +96,11 @@ def test_correlation_and_coverage_by_hand(found: ImageSet) -> None:
     assert few is not None
     assert few.mean == pytest.approx(float(inside[:10].double().mean()), abs=1e-2)
     assert compared.coverage(torch.zeros(360, dtype=torch.bool)) is None
+    shares = compared.error.coverage.mean(1)
+    extremes = (torch.arange(360) == int(shares.argmin())) | (torch.arange(360) == int(shares.argmax()))
+    wide = compared.coverage(extremes)  # two unlike images: the interval is wider than all shares
+    assert wide is not None
+    assert 0 <= wide.low <= wide.mean <= wide.high <= 1
     assert found.promised is not None
     assert float(found.promised.mean()) == pytest.approx(correlation.mean, abs=0.1)
 

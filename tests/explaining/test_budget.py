@@ -124,6 +124,7 @@ def test_an_accuracy_out_of_reach_is_said(home: Path, bundle: Path) -> None:
     result = _run("photos/0.png", "--bundle", bundle, "--accuracy", "0.99999", "--budget", "40", "--no-heatmaps")
     assert result.exit_code == 0, result.output
     assert "NOT as accurate as requested" in result.stdout
+    assert "give a larger --budget" in result.stdout
     too_few = _run("photos/0.png", "--bundle", bundle, "--method", "refine", "--budget", "6", "--no-heatmaps")
     assert "evaluations: the values are the prior's" in too_few.stdout
     for value, message in (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import vitshap
 from tests.explaining import made
 from vitshap.cli import app
 from vitshap.explaining import Explained, explain_photos, open_bundle, text
-from vitshap.explaining.curves import point_counts, removal_curve, supporting_players
+from vitshap.explaining.curves import CLASSES, point_counts, removal_curves, supporting_players
 
 
 @pytest.mark.parametrize("players", [1, 2, 3, 16, 196])
@@ -34,43 +36,51 @@ def test_players_that_make_up_half_of_the_support() -> None:
 
 def test_every_point_is_the_model_itself(bundle: Path, tmp_path: Path) -> None:
     source, photos = open_bundle(bundle), made.photos(tmp_path, 2)
-    for photo, entry in zip(photos, explain_photos(photos, source, curves=True), strict=True):
+    for photo, entry in zip(photos, explain_photos(photos, source, target="all", curves=3), strict=True):
         assert isinstance(entry, Explained)
-        curve = entry.curve
-        assert curve is not None
-        assert curve.order == [one.player for one in entry.explanation.top(16, entry.main)[0]]
+        assert [curve.index for curve in entry.curves] == [index for index, _ in entry.predicted(3)]
         game = source.model.game(source.model.prepare(photo).pixels)
-        for row, count in enumerate(curve.counts):
-            for outputs, gone in ((curve.remove, curve.order[:count]), (curve.add, curve.order[count:])):
-                shown = torch.ones(1, 16, dtype=torch.bool)
-                shown[0, gone] = False
-                torch.testing.assert_close(outputs[row], game(shown)[0, 0].float(), rtol=1e-4, atol=1e-5)
-        assert curve.random.shape == (3, len(curve.counts))
-        torch.testing.assert_close(curve.random[:, -1], game.grand[:, curve.index].float().expand(3))
+        for curve in entry.curves:
+            assert curve.order == [one.player for one in entry.explanation.top(16, curve.index)[0]]
+            for row, count in enumerate(curve.counts):
+                for outputs, gone in ((curve.remove, curve.order[:count]), (curve.add, curve.order[count:])):
+                    shown = torch.ones(1, 16, dtype=torch.bool)
+                    shown[0, gone] = False
+                    torch.testing.assert_close(outputs[row], game(shown)[0, 0].float(), rtol=1e-4, atol=1e-5)
+            assert curve.random.shape == (3, len(curve.counts))
+            torch.testing.assert_close(curve.random[:, -1], game.grand[:, curve.index].float().expand(3))
         count = supporting_players(entry.explanation.values[0, :, entry.classes.index(entry.main)])
-        without = curve.without(count)
+        without = entry.curves[0].without(count)
         assert without is not None
         said = text.headline(entry, "probability")
         assert f"{count} of 16 patches its probability would " in said
         assert f"be {text.output_text(without, 'probability')}." in said
-        assert "make up half" in text.headline(replace(entry, curve=None), "probability")
+        assert "make up half" in text.headline(replace(entry, curves=()), "probability")
 
 
 def test_one_player() -> None:
     model, pixels = made.model(), torch.zeros(1, 3, 32, 32)
     explanation = vitshap.method("exact", model, players=torch.zeros(4, 4, dtype=torch.int64))(pixels)
-    curve = removal_curve(model, pixels, explanation, int(explanation.classes[0, 0]))
-    assert curve.counts == [0, 1]
-    assert curve.remove.shape == curve.add.shape == (2, 5)
+    for curve in removal_curves(model, pixels, explanation, int(explanation.classes[0, 0])):
+        assert curve.counts == [0, 1]
+        assert curve.remove.shape == curve.add.shape == (2, 5)
 
 
-@pytest.mark.parametrize(("options", "there"), [((), True), (("--no-curves",), False)])
+@pytest.mark.parametrize(
+    ("options", "curves"),
+    [
+        ((), ["explainer"] * CLASSES),
+        (("--method", "explainer,kernelshap", "--budget", "64"), ["explainer"] * CLASSES + ["kernelshap"]),
+        (("--no-curves",), []),
+    ],
+)
 def test_the_command_evaluates_them_unless_told_not_to(
-    bundle: Path, tmp_path: Path, options: tuple[str, ...], there: bool
+    bundle: Path, tmp_path: Path, options: tuple[str, ...], curves: list[str]
 ) -> None:
     (photo,) = made.photos(tmp_path / "photos", 1)
     arguments = ["explain", str(photo), "--bundle", str(bundle), "--out", str(tmp_path / "out"), *options]
     assert CliRunner().invoke(app, arguments).exit_code == 0
     report = (tmp_path / "out" / "report.html").read_text()
-    assert ('"curve":null' not in report) is there
-    assert ("its probability would " in report) is there
+    (found,) = re.findall(r'"curves":(\[.*?\]),"others"', report)
+    assert [curve["method"] for curve in json.loads(found)] == curves
+    assert ("its probability would " in report) is bool(curves)

@@ -145,7 +145,7 @@ def test_the_viewer_gets_every_number(tmp_path: Path) -> None:
     assert [(one["method"], one["unit"], one["classes"][0]["base"]) for one in view["others"]] == [
         ("lrp", "score", None)
     ]
-    assert view["curve"] is None
+    assert view["curves"] == []
 
 
 def test_a_photo_in_words_for_everybody() -> None:
@@ -292,6 +292,7 @@ def test_patches_are_where_they_are() -> None:
     best = patches(entry, 1, 1)[0]
     assert (best.player, best.row, best.column, best.place) == (7, 1, 3, "right side")  # from 0
     assert best.box == pytest.approx((55, 20, 70, 40))
+    assert best._replace(box=(54.5, 20.5, 70.2, 40.0)).pixels == "x 55 to 70, y 21 to 40"  # a half upwards
     assert best.cell == "row 2, column 4"  # in words from 1
     assert isinstance(best.row, int)
     assert best.stderr is None
@@ -339,7 +340,7 @@ def test_regression_outputs_are_numbers_not_percentages(tmp_path: Path) -> None:
     text = _checked(tmp_path / "report.html")
     assert "change in output" in text
     assert "70.0 %" not in text
-    assert ">0.7<" in text
+    assert ">0.700<" in text, "as in the viewer"
     assert _views(text)[0]["outputs"] == "output"
 
 

@@ -21,14 +21,14 @@ from vitshap.explaining.curves import RemovalCurve
 pytestmark = chromium.needs_browser
 
 
-def curve() -> RemovalCurve:
-    """As if dog fell from 0.7 to 0.1 while patches are removed."""
+def curve(index: int = 1, method: str = "explainer") -> RemovalCurve:
+    """As if dog fell from 0.7 to 0.1 while patches are removed, in the order of the values for a class."""
     counts = [0, 1, 3, 6, 9, 11, 12]
     falling = torch.linspace(0.7, 0.1, len(counts))
     outputs = torch.stack([1 - falling, falling], 1)
-    order = [one.player for one in explained().explanation.top(12, "dog")[0]]
+    order = [one.player for one in explained().explanation.top(12, index)[0]]
     random = torch.stack([falling.flip(0), falling.flip(0) + 0.1])
-    return RemovalCurve(1, order, counts, outputs, outputs.flip(0), random)
+    return RemovalCurve(method, index, order, counts, outputs, outputs.flip(0), random)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,11 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i in range(4):
             entry = replace(explained(f"{i}-{long}", seed=i), warnings=("none of the classes fits",), notes=("moves",))
             other = replace(entry.explanation, method="kernelshap", stderr=entry.explanation.values.abs() * 0.6)
-            writer.add(replace(entry, curve=curve(), others=(other,)) if i == 0 else entry)
+            scores = replace(
+                entry.explanation, method="lrp", unit="score", additive=False, base_values=None, full_values=None
+            )
+            curves = (curve(), curve(0), curve(1, "kernelshap"))
+            writer.add(replace(entry, curves=curves, others=(other, scores)) if i == 0 else entry)
         writer.add(Failed(long, "the file is empty"))
     return folder / "report.html"
 
@@ -179,6 +183,35 @@ def test_the_slider_removes_patches_to_the_evaluated_points(opened: Tab) -> None
     assert slider.input_value() == "3"
     page.locator(".curve .choice label", has_text="add").first.click()
     assert page.locator(".slide-row output").first.inner_text().startswith("3 of 12 patches added: ")
+
+
+def test_a_curve_has_the_order_of_the_chosen_class_or_says_whose(opened: Tab) -> None:
+    page = opened.page
+    title, note = (page.locator(f".curve {name}").first for name in ("h3", ".small"))
+    assert "Grey: 3 random orders." in note.inner_text()
+    page.locator(".bars button", has_text="cat").first.click()
+    assert title.inner_text() == "Probability of cat while patches are removed, most important first"
+    page.locator(".slide input").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert _hidden(opened) == [explained().explanation.top(1, "cat")[0][0].player]
+    page.locator(".methods .pick").nth(1).click()  # kernelshap has a curve for dog alone
+    assert title.inner_text() == "Probability of cat while patches are removed, most important for dog first"
+    assert note.inner_text() == "Line: patches in the order of their values for dog."
+    page.locator(".methods .pick").nth(2).click()  # lrp has none
+    assert title.inner_text() == "Probability of cat while patches are removed, most important first, by explainer"
+    assert "in the order of their values, by explainer." in note.inner_text()
+
+
+def test_scores_have_no_unit_and_no_common_scale(opened: Tab) -> None:
+    page = opened.page
+    heading, scale = page.locator(".best th").nth(1), page.locator(".methods .small").first
+    assert heading.inner_text() == "percentage points"
+    assert scale.inner_text().startswith("One scale for values of one unit: ")
+    page.locator(".methods .pick").nth(2).click()  # lrp
+    assert heading.inner_text() == "score"
+    assert scale.inner_text() == "Scores have no unit: such a map has its own scale."
+    figures = page.locator(".card").first.locator(".methods figure").all()
+    assert all("own scale" in figure.inner_text() for figure in figures)
 
 
 def test_patches_hidden_by_hand_have_the_sum_of_values_alone(opened: Tab) -> None:

@@ -206,6 +206,16 @@ def test_the_script_runs_where_torch_cannot_be_imported(exported: Exported, tmp_
     assert check.returncode != 0, "the test itself: torch must not be there"
 
 
+@pytest.mark.parametrize(("precision", "rounding"), [("float16", ""), ("int8", ", the rounding of int8 not included")])
+def test_int8_says_that_its_rounding_is_not_in_the_errors(
+    stored_graphs: Explainer, precision: graphs.Precision, rounding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert export.description(stored_graphs, precision, "insects")["stderr_from"] is None
+    monkeypatch.setattr(stored_graphs, "calibration", made.calibration())
+    said = export.description(stored_graphs, precision, "insects")["stderr_from"]
+    assert said == f"calibrated on 120 held-out images{rounding}"
+
+
 @pytest.mark.parametrize("unit", ["probability", "output"])
 def test_the_script_has_the_explainers_standard_errors(
     stored_graphs: Explainer, tmp_path: Path, unit: str, monkeypatch: pytest.MonkeyPatch
@@ -235,6 +245,7 @@ def test_the_script_has_the_explainers_standard_errors(
                 assert one["stderr"] == pytest.approx(expected.stderr[0, :, index].tolist(), rel=1e-3)
                 for got, end in zip(one["interval"], expected.interval(), strict=True):
                     assert got == pytest.approx(end[0, :, index].tolist(), abs=TOLERANCE)
+        assert found["stderr_from"] == "calibrated on 120 held-out images"
         most = max(found["classes"][0]["stderr"])
         assert f"standard error up to {most:.4f}, calibrated on 120 held-out images" in shown
 

@@ -79,8 +79,14 @@ def test_data_with_other_classes_is_rejected(explainer: Explainer, tmp_path: Pat
         (tmp_path / name).mkdir()
         for i in range(4):
             Image.new("L", (8, 8), 40 * i).save(tmp_path / name / f"{i}.png")
-    with pytest.raises(ValueError, match="cat"):
+    with pytest.raises(ValueError, match=r"cat.*folders must be named as these, in any order"):
         open_data(explainer.surrogate, tmp_path)
+    names = ("dog", "cat")  # a data set has them sorted
+    config = ViTConfig(image_size=8, patch_size=2, num_channels=1, num_labels=2, hidden_size=16, num_attention_heads=2)
+    surrogate = wrap(ViTForImageClassification(config).eval(), class_names=names)
+    for part in open_data(surrogate, tmp_path):
+        assert part.class_names == names
+        assert [names[label] for label in part.labels.tolist()] == [Path(path).parent.name for path in part.images]
 
 
 def test_variants_differ_and_all_together_is_the_recipe() -> None:

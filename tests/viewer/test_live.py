@@ -207,6 +207,31 @@ def test_refining_shows_progress_and_can_be_stopped(live: Tab, photos: list[Path
     page.get_by_role("button", name="Show the map by refine large").click()
     assert viewer(live, "explanation.method") == "refine"
     assert "method=refine" in page.url
+    live.until("window.vitshap.panes[0].viewer.curve !== null")
+    viewer(live, "methodView.budgets.set('refine', 1024)")
+    page.evaluate("window.vitshap.panes[0].viewer.draw()")
+    page.get_by_role("button", name="More evaluations (4,096)").click()
+    live.until(f"window.vitshap.panes[0].viewer.explanation.evaluations > {before}")
+    live.until("window.vitshap.panes[0].viewer.curve !== null")
+    index, order = viewer(live, "index"), viewer(live, "curve.order")
+    values = viewer(live, f"explanation.classes.find((one) => one.index === {index}).values")
+    assert [values[player] for player in order] == sorted(values, reverse=True), "the order of the new values"
+
+
+def test_the_first_line_is_about_the_shown_method(live: Tab, photos: list[Path]) -> None:
+    page = live.page
+    explain(live, photos[0])
+    first = page.locator(".card .say").inner_text()
+    assert "would " in first
+    page.locator(".chips select").select_option("leave-one-out")
+    page.get_by_role("button", name="Show the map by leave-one-out large").click()
+    live.until("window.vitshap.panes[0].viewer.curve !== null")
+    assert page.locator(".card .say").inner_text() != first
+    page.get_by_role("button", name="Show the map by explainer large").click()
+    assert page.locator(".card .say").inner_text() == first, "its curve is known already"
+    page.locator(".bars button").nth(2).click()
+    live.until("window.vitshap.panes[0].viewer.curve !== null")
+    assert page.locator(".card .say").inner_text() == first, "the first line is about the predicted class"
 
 
 def test_by_keyboard_alone(live: Tab, photos: list[Path]) -> None:

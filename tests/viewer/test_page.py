@@ -104,6 +104,13 @@ def test_numbers_are_written_as_in_python(browser: Browser, server: Server) -> N
     assert [one.replace("\N{NO-BREAK SPACE}", " ") for one in found] == [
         text.output_text(v, "probability") for v in shares
     ]
+    numbers = [0.0, -3.21098, 12.3456, 999.7, -54321.0]
+    found = _ask(browser, server, "text.js", "given.map((v) => m.outputText(v, 'output'))", numbers)
+    assert found == [text.output_text(v, "output") for v in numbers]
+    intervals = [(0.059, 0.071), (-0.0004, 0.001), (0.00001, 0.0007), (-0.000061, 0.00002), (0.0, 0.0), (-1e-9, 0.5)]
+    for unit in ("probability", "logit"):
+        found = _ask(browser, server, "text.js", f"given.map((ends) => m.intervalEnds(ends, '{unit}'))", intervals)
+        assert found == [text.interval_text(one, unit) for one in intervals]
     for unit in ("probability", "logit"):
         values = [0.0, 0.0635, -0.0004, 0.048, -2.0, 12345.6, 100.0, -0.5]
         found = _ask(browser, server, "text.js", f"given.map((v) => m.valueText(v, '{unit}'))", values)
@@ -121,8 +128,8 @@ def test_the_first_line_is_as_in_python(browser: Browser, server: Server, with_c
         assert ("Most of this is uncertain" in text.headline(entry, "probability")) == (error == 0.6)
         count = int(text.supporting_players(entry.explanation.values[0, :, 0]))
         known = replace(curve(), counts=[0, count, 12], remove=torch.tensor([[0.3, 0.7], [0.75, 0.25], [0.9, 0.1]]))
-        entry = replace(entry, curve=known if with_curve else None)
-        call = "m.headlineOf(m.readExplanation(given), given.curve)"
+        entry = replace(entry, curves=(known,) if with_curve else ())
+        call = "m.headlineOf(m.readExplanation(given), given.curves[0])"
         found = _ask(browser, server, "explanation.js", call, entry_data(entry, SUMMARY, k=5))
         expected = re.sub(r", [+]\S+ percentage points", "", text.headline(entry, "probability"))
         assert found.replace("\N{NO-BREAK SPACE}", " ") == expected

@@ -248,7 +248,7 @@ def bench_shards(
     seconds: Annotated[float, typer.Option(min=1, help="Time of each engine, over all rounds.")] = 300.0,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of the stream and the engines in turn.")] = 3,
     processes: Annotated[int, typer.Option(min=1, help="Processes of an engine, and threads of the stream.")] = 2,
-    ray: Annotated[bool, typer.Option(help="Also measure --engine ray (needs vitshap[ray]).")] = True,
+    ray: Annotated[bool, typer.Option(help="Also measure --engine ray (needs ray).")] = True,
     out: Out = None,
 ) -> None:
     """Measure shards: images per second of processes and of Ray compared with the stream in one process, on a CPU."""

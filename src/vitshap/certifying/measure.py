@@ -126,7 +126,10 @@ class Compared:
         """
         found = self.error.coverage.mean(1)
         found = found if where is None else found[where]
-        return None if bool(found.isnan().any()) or not len(found) else _measured(found)
+        if bool(found.isnan().any()) or not len(found):
+            return None
+        mean, low, high = _measured(found)
+        return Measured(mean, max(low, 0.0), min(high, 1.0))
 
     @property
     def least_coverage(self) -> float | None:

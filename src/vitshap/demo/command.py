@@ -26,6 +26,7 @@ from vitshap.demo import digits
 from vitshap.experiments.tables import write_tables
 from vitshap.explainers import bundle
 from vitshap.explaining import Explained, Failed, ReportWriter, Section, Summary, explain_photos, open_bundle, terminal
+from vitshap.explaining.curves import CLASSES
 from vitshap.explaining.html import figure_html, pairs_html, table_html
 from vitshap.explaining.sinks import Heatmaps
 from vitshap.files import write_text
@@ -144,7 +145,7 @@ def explain_samples(folder: Path, console: Console) -> Photos:
     _print(console, *terminal.source_lines(source))
     paths = [Path(str(files("sklearn.datasets.images") / name)) for name in SAMPLES]
     heatmaps, entries = Heatmaps(folder), []
-    for entry in explain_photos(paths, source, curves=True):
+    for entry in explain_photos(paths, source, curves=CLASSES):
         entry = replace(entry, path=Path(entry.path).name)  # its folder among the packages does not matter
         _print(console, *terminal.entry_lines(entry, source, k=PATCHES))
         if not isinstance(entry, Failed):

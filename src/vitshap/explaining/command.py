@@ -24,6 +24,7 @@ from PIL import Image
 from vitshap.estimators.refine import correction_needs
 from vitshap.explaining import budget, terminal
 from vitshap.explaining.batch import IMAGES_AT_A_TIME
+from vitshap.explaining.curves import CLASSES
 from vitshap.explaining.dataset import read_run
 from vitshap.explaining.entries import Explained, Failed
 from vitshap.explaining.photos import SUFFIXES, Found, find_photos
@@ -42,7 +43,7 @@ from vitshap.players import resolve
 HEATMAPS_UP_TO = 100
 """Most images whose heatmaps are written as files by default; the report has them anyway."""
 CURVES_UP_TO = 25
-"""Most images whose curves are evaluated by default: a curve takes some 65 evaluations."""
+"""Most images whose curves are evaluated by default: those of an image take some 180 evaluations."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Options:
         ),
     ] = None
     engine: Annotated[
-        str | None, typer.Option(metavar="process|ray", help="ray: share shards out over a Ray cluster (vitshap[ray]).")
+        str | None, typer.Option(metavar="process|ray", help="ray: share shards out over a Ray cluster (needs ray).")
     ] = None
     workers: Annotated[int | None, typer.Option(min=1, help="Processes of --engine ray; default: one per GPU.")] = None
     image_column: Annotated[str | None, typer.Option(help="Column, or suffix in .tar, of the images in shards.")] = None
@@ -123,9 +124,9 @@ class Options:
         """Return whether heatmaps are written as files."""
         return images <= HEATMAPS_UP_TO if self.heatmaps is None else self.heatmaps
 
-    def draws_curves(self, images: int) -> bool:
-        """Return whether the report has curves of the output while patches are removed."""
-        return images <= CURVES_UP_TO if self.curves is None else self.curves
+    def curves_of(self, images: int) -> int:
+        """Return for how many classes the report has a curve of the output while patches are removed."""
+        return CLASSES if (images <= CURVES_UP_TO if self.curves is None else self.curves) else 0
 
 
 def run(options: Options) -> int:
@@ -186,9 +187,11 @@ class _Run:
                 for missing in self.found.missing:
                     self._add(missing, source, target)
                 watched = source.with_progress(bar.add_estimate) if _shows_partial(source) else source
-                curves = options.draws_curves(total)
-                streams = (
-                    explain_photos(self.found.photos, one, target=target, batch=batch, curves=curves and i == 0)
+                curves = options.curves_of(total)
+                streams = (  # of further methods the curve of one class
+                    explain_photos(
+                        self.found.photos, one, target=target, batch=batch, curves=curves if i == 0 else min(curves, 1)
+                    )
                     for i, one in enumerate((watched, *others))
                 )
                 for entry, *rest in zip(*streams, strict=True):
@@ -269,7 +272,8 @@ class _Run:
             return entry
         explained = [one for one in others if isinstance(one, Explained)]
         self.heatmaps.add_comparison(entry, explained)
-        return replace(entry, others=tuple(one.explanation for one in explained))
+        curves = (*entry.curves, *(curve for one in explained for curve in one.curves))
+        return replace(entry, others=tuple(one.explanation for one in explained), curves=curves)
 
     def _end(self) -> int:
         options, printer = self.options, self.printer

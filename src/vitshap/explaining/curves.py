@@ -1,7 +1,7 @@
 """The output while patches are removed or added in the order of their values, for the slider of the report.
 
 The report has no network, so the curve is evaluated when the photo is explained: at some numbers of patches, closer
-together at both ends, in the order of the values of one class and, for comparison, in random orders. The viewer does the
+together at both ends, in the order of the values of each class and, for comparison, in random orders. The viewer does the
 same with a server's answers (``curve.js``).
 """
 
@@ -16,11 +16,14 @@ from torch import Tensor
 from vitshap.counter_rng import shuffled
 from vitshap.explanation import Explanation
 from vitshap.explanation.view import rounded
+from vitshap.game import Game
 from vitshap.models import MaskedModel
 from vitshap.players import Players
 
 FRACTIONS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
 RANDOM_ORDERS = 3
+CLASSES = 5
+"""Most classes that have a curve of their own: the first takes some 65 evaluations, each further one some 30."""
 HALF = 0.5
 """Share of the positive values that the patches of the report's first line make up."""
 
@@ -29,6 +32,7 @@ HALF = 0.5
 class RemovalCurve:
     """Outputs of all classes while the players of one image are removed, or added, by decreasing value of a class."""
 
+    method: str
     index: int
     """The class whose values give the order."""
     order: list[int]
@@ -52,6 +56,7 @@ class RemovalCurve:
             return [[rounded(value) for value in row] for row in outputs.tolist()]
 
         return {
+            "method": self.method,
             "class": self.index,
             "order": self.order,
             "counts": self.counts,
@@ -74,25 +79,57 @@ def point_counts(players: int, also: int) -> list[int]:
     return sorted({*low, *(players - count for count in low)})
 
 
-def removal_curve(model: MaskedModel, pixels: Tensor, explanation: Explanation, index: int) -> RemovalCurve:
-    """Evaluate the curve of one image (``pixels`` ``[1, C, H, W]``) in the order of the values for class ``index``."""
+def removal_curves(
+    model: MaskedModel, pixels: Tensor, explanation: Explanation, main: int, *, classes: int = CLASSES
+) -> tuple[RemovalCurve, ...]:
+    """Evaluate the curves of one image (``pixels`` ``[1, C, H, W]``): of class ``main``, then of the most probable others.
+
+    ``classes`` is the number of curves; the random orders are the same for all of them.
+    """
     d = explanation.values.shape[1]
     game = model.game(pixels, players=Players(explanation.players, d))
-    order = [one.player for one in explanation.top(d, index)[0]]
-    column = int((explanation.classes[0] == index).int().argmax())
-    counts = point_counts(len(order), supporting_players(explanation.values[0, :, column]))
-    random_orders = [[order[i] for i in shuffled(len(order), seed=seed, epoch=0)] for seed in range(RANDOM_ORDERS)]
-    inner = counts[1:-1]
-    shown = [order[count:] for count in inner] + [
-        players[:count] for players in (order, *random_orders) for count in inner
+    explained = explanation.classes[0].tolist()
+    others = sorted({*explained} - {main}, key=lambda index: -float(explanation.prediction[0, index]))
+    indices = [main, *others][:classes]
+    orders = [[one.player for one in explanation.top(d, index)[0]] for index in indices]
+    inner = [
+        point_counts(len(order), supporting_players(explanation.values[0, :, explained.index(index)]))[1:-1]
+        for index, order in zip(indices, orders, strict=True)
     ]
-    coalitions = torch.zeros(len(shown), d, dtype=torch.bool)
+    every = sorted({count for counts in inner for count in counts})
+    random_orders = [
+        [orders[0][i] for i in shuffled(len(orders[0]), seed=seed, epoch=0)] for seed in range(RANDOM_ORDERS)
+    ]
+    ranked = list(zip(orders, inner, strict=True))
+    shown = [
+        *(order[count:] for order, counts in ranked for count in counts),
+        *(order[:count] for order, counts in ranked for count in counts),
+        *(order[:count] for order in random_orders for count in every),
+    ]
+    sizes = [*(len(counts) for counts in inner), *(len(counts) for counts in inner), *[len(every)] * RANDOM_ORDERS]
+    parts = torch.split(_outputs(game, shown), sizes)
+    removed, added, random = parts[: len(indices)], parts[len(indices) : -RANDOM_ORDERS], parts[-RANDOM_ORDERS:]
+    empty, full = game.null.float().cpu(), game.grand.float().cpu()  # [1, K]
+    return tuple(
+        RemovalCurve(
+            explanation.method,
+            index,
+            order,
+            [0, *counts, len(order)],
+            torch.cat([full, removed[i], empty]),
+            torch.cat([empty, added[i], full]),
+            torch.stack(
+                [torch.cat([empty, part[[every.index(count) for count in counts]], full])[:, index] for part in random]
+            ),
+        )
+        for i, (index, order, counts) in enumerate(zip(indices, orders, inner, strict=True))
+    )
+
+
+def _outputs(game: Game, shown: list[list[int]]) -> Tensor:
+    """Return the outputs of all classes with these players shown, float32 ``[S, K]`` on the CPU."""
+    coalitions = torch.zeros(len(shown), game.num_players, dtype=torch.bool)
     for row, players in zip(coalitions, shown, strict=True):
         row[players] = True
     parts = list(game.stream(coalitions.to(game.device))) if shown else []
-    outputs = torch.cat(parts, 1)[0].float().cpu() if parts else torch.empty(0, game.num_outputs)
-    empty, full = game.null.float().cpu(), game.grand.float().cpu()  # [1, K]
-    removed, *added = outputs.view(2 + RANDOM_ORDERS, len(inner), game.num_outputs)
-    curves = [torch.cat([empty, part, full]) for part in added]
-    random = torch.stack([curve[:, index] for curve in curves[1:]])
-    return RemovalCurve(index, order, counts, torch.cat([full, removed, empty]), curves[0], random)
+    return torch.cat(parts, 1)[0].float().cpu() if parts else torch.empty(0, game.num_outputs)

@@ -39,8 +39,8 @@ class Explained:
     """Why the explanation may be unreliable."""
     notes: tuple[str, ...] = ()
     """How the file was read, if that is not obvious."""
-    curve: RemovalCurve | None = None
-    """The output while patches are removed by their values for ``main``, if it was evaluated."""
+    curves: tuple[RemovalCurve, ...] = ()
+    """The output while patches are removed by their values, if it was evaluated: for ``main``, then for other classes."""
     others: tuple[Explanation, ...] = ()
     """Explanations of the same image by other methods."""
     stderr_from: str | None = None
@@ -175,7 +175,7 @@ class Patch(NamedTuple):
     @property
     def pixels(self) -> str:
         """The box in words."""
-        left, top, right, bottom = (round(edge) for edge in self.box)
+        left, top, right, bottom = (int(edge + 0.5) for edge in self.box)  # a half upwards, as in the viewer
         return f"x {left} to {right}, y {top} to {bottom}"
 
 

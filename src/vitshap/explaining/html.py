@@ -50,7 +50,7 @@ def card(entry: Explained, number: int, summary: Summary, *, k: int) -> str:
 
 
 def entry_data(entry: Explained, summary: Summary, *, k: int) -> dict[str, Any]:
-    """Return what the viewer needs of one image: the photo, all values, the curve, and the maps of other methods."""
+    """Return what the viewer needs of one image: the photo, all values, the curves, and the maps of other methods."""
     data = _explanation_data(entry, entry.explanation, summary)
     indices = [one["index"] for one in data["predictions"]]
     for one in data["classes"]:
@@ -61,7 +61,7 @@ def entry_data(entry: Explained, summary: Summary, *, k: int) -> dict[str, Any]:
         "stderr_from": entry.stderr_from or data["stderr_from"],
         "listed": k,
         "picture": photo_uri(entry.picture, most=PANORAMA_SIDE if entry.zoomed else PHOTO_SIDE),
-        "curve": None if entry.curve is None else entry.curve.view_data(indices),
+        "curves": [curve.view_data(indices) for curve in entry.curves],
         "others": [_explanation_data(entry, other, summary) for other in entry.others],
     }
 

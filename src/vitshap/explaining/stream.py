@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitshap.data.decode import UnreadableImage
-from vitshap.explaining.curves import removal_curve
+from vitshap.explaining.curves import removal_curves
 from vitshap.explaining.entries import Explained, Failed
 from vitshap.explaining.photos import LARGE, Opened, Photo, photo_pixels, read_photo
 from vitshap.explaining.source import Source
@@ -64,13 +64,14 @@ def explain_photos(
     target: Target = DEFAULT_TARGET,
     batch: int = 16,
     threads: int | None = None,
-    curves: bool = False,
+    curves: int = 0,
 ) -> Iterator[Explained | Failed]:
     """Explain photos, ``batch`` at a time; yield one entry per photo, in their order, as soon as its batch is done.
 
-    ``threads`` is the number of threads that decode (default: one per core, at most 8). ``curves`` also evaluates the
-    output while patches are removed, some 65 evaluations per image. If no image of the first batch
-    can be explained, the cause is not the images: the error is raised as ``CannotExplain``.
+    ``threads`` is the number of threads that decode (default: one per core, at most 8). ``curves`` is the number of
+    classes for which the output is also evaluated while patches are removed in the order of their values: some 65
+    evaluations of an image for the first class, 30 for each further one. If no image of the first batch can be explained,
+    the cause is not the images: the error is raised as ``CannotExplain``.
     """
     explained_any = False
     prepare = partial(prepare_photo, model=source.model)
@@ -187,7 +188,7 @@ def explain_batch(photos: Sequence[Prepared], source: Source, target: Target, pi
 
 
 def explain_prepared(
-    photos: Sequence[Prepared], source: Source, target: Target = DEFAULT_TARGET, *, curves: bool = False
+    photos: Sequence[Prepared], source: Source, target: Target = DEFAULT_TARGET, *, curves: int = 0
 ) -> list[Explained]:
     """Explain one prepared photo or a batch of them: an entry for each."""
     pixels = model_batch(photos, source)
@@ -201,7 +202,8 @@ def explain_prepared(
         errors = stderr_from(image, source.held_out)
         entry = Explained(photo.path, photo.picture, photo.size, image, warnings, photo.notes, stderr_from=errors)
         if curves:
-            entry = replace(entry, curve=removal_curve(source.model, pixels[i : i + 1], image, entry.main))
+            found = removal_curves(source.model, pixels[i : i + 1], image, entry.main, classes=curves)
+            entry = replace(entry, curves=found)
         entries.append(entry)
     return entries
 

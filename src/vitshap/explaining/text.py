@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from vitshap.estimators.estimate import reliability_from_errors
@@ -28,7 +29,7 @@ def percent(share: float, digits: int = 0) -> str:
 def output_text(value: float, outputs: Literal["probability", "output"]) -> str:
     """Return the model's output for a class: a percentage, or a number."""
     if outputs == "output":
-        return f"{value:.4g}"
+        return plain(value)
     if 0 < value < 0.0005:
         return "<0.1 %"
     return ">99.9 %" if 0.9995 <= value < 1 else percent(value, 1)
@@ -36,8 +37,8 @@ def output_text(value: float, outputs: Literal["probability", "output"]) -> str:
 
 def plain(value: float) -> str:
     """Return a number with three digits."""
-    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.3g}"
-    return text.removesuffix(".")
+    text = f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:#.3g}"
+    return text.removesuffix(".").replace("e-0", "e-").replace("-", "\N{MINUS SIGN}")
 
 
 def size_text(value: float, unit: str) -> str:
@@ -55,8 +56,13 @@ def value_text(value: float, unit: str) -> str:
 
 def interval_text(interval: tuple[float, float], unit: str) -> str:
     """Return the ends of an interval of a value, "5.9 to 7.1"; of a probability in percentage points."""
-    ends = (f"{100 * end:.1f}" if unit == "probability" else plain(end) for end in interval)
-    return " to ".join(ends).replace("-", "\N{MINUS SIGN}")
+    if unit == "probability":
+        points = [100 * end for end in interval]
+        largest = max(abs(end) for end in points)
+        digits = 1 if largest >= 0.1 or largest == 0 else -math.floor(math.log10(largest))
+        ends = [f"{round(end, digits) + 0.0:.{digits}f}" for end in points]  # + 0.0: never minus zero
+        return " to ".join(ends).replace("-", "\N{MINUS SIGN}")
+    return " to ".join(plain(end) for end in interval)
 
 
 def with_unit(text: str, unit: str) -> str:
@@ -94,7 +100,7 @@ def _support(entry: Explained, index: int, outputs: Literal["probability", "outp
         places[patch.place] = places.get(patch.place, 0.0) + patch.value
     single = explanation.values.shape[1] == explanation.players[0].numel()
     parts = f"{count} of {_existing(explanation)} {'patches' if single else 'groups of patches'}"
-    without = entry.curve.without(count) if entry.curve is not None and entry.curve.index == index else None
+    without = entry.curves[0].without(count) if entry.curves and entry.curves[0].index == index else None
     if without is not None:
         full = float(explanation.prediction[0, index])
         would = f"its {outputs} would {'still ' if without > STILL * full else ''}be {output_text(without, outputs)}"
@@ -209,4 +215,6 @@ def convergence(explanation: Explanation) -> str | None:
     """Return whether the requested accuracy was reached; None if none was requested."""
     if explanation.converged is None:
         return None
-    return "the requested accuracy was reached" if bool(explanation.converged[0]) else "NOT as accurate as requested"
+    if bool(explanation.converged[0]):
+        return "the requested accuracy was reached"
+    return "NOT as accurate as requested for every explained class: give a larger --budget, or fewer classes"

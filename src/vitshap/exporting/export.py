@@ -185,6 +185,7 @@ def description(explainer: Explainer, precision: Precision, name: str) -> dict[s
     surrogate, calibration = explainer.surrogate, explainer.calibration
     prepared = surrogate.preprocess if isinstance(surrogate.preprocess, Preprocess) else None
     names = surrogate.class_names
+    rounding = ", the rounding of int8 not included" if precision == "int8" else ""
     return {
         "format": FORMAT,
         "version": 1,
@@ -205,6 +206,9 @@ def description(explainer: Explainer, precision: Precision, name: str) -> dict[s
         "base": explainer.null_values[0].tolist() if surrogate.same_null else None,
         "low_confidence": source_of(surrogate, explainer, name).confidence_threshold,
         "calibration": None if calibration is None else calibration.to_json(),
+        "stderr_from": None
+        if calibration is None
+        else f"calibrated on {calibration.images:,} held-out images{rounding}",
     }
 
 

@@ -116,7 +116,8 @@ def main() -> None:
             classes = [{"class": names[i], "base": float(base[i])} for i in best]
             for one, i in zip(classes, best, strict=True):
                 one.update(numbers(values[:, i], None if errors is None else errors[0, :, i]))
-            print(json.dumps({"photo": path, "predictions": predictions.tolist(), "classes": classes}))
+            about = {"photo": path, "predictions": predictions.tolist(), "stderr_from": DESCRIPTION["stderr_from"]}
+            print(json.dumps({**about, "classes": classes}))
             continue
         for index in best:
             print(f"{path}: {names[index]} {predictions[index]:.4f} (without any patch {base[index]:.4f})")
@@ -124,8 +125,7 @@ def main() -> None:
             map_ = np.where(labels < 0, 0.0, values[labels, index]).reshape(DESCRIPTION["grid"])
             print("\n".join(" ".join(f"{value:+.4f}" for value in row) for row in map_))
             if errors is not None:
-                images = DESCRIPTION["calibration"]["images"]
-                print(f"standard error up to {errors[0, :, index].max():.4f}, calibrated on {images:,} held-out images")
+                print(f"standard error up to {errors[0, :, index].max():.4f}, {DESCRIPTION['stderr_from']}")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@ The surrogate is the game, so all values are its own. Images are spread evenly o
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import torch
 from rich.console import Console
 from torch import Tensor
 
@@ -38,12 +40,21 @@ def open_data(
     split: Literal["own", "authors"] = "own",
     cache: Path | None = None,
 ) -> Splits:
-    """Load the data an explainer is measured on, split as in its training; its classes must be the surrogate's."""
+    """Load the data an explainer is measured on, split as in its training; its classes must be the surrogate's.
+
+    Folders of a data set are sorted by name: classes in another order are numbered as the surrogate numbers them.
+    """
     splits = load_data(source, layout=layout, split=split, cache=cache, channels=surrogate.adapter.channels)
-    known = surrogate.class_names
-    if known is not None and list(splits.test.class_names) != list(known):
-        raise ValueError(f"the data has the classes {list(splits.test.class_names)}, the surrogate {list(known)}")
-    return splits
+    found, known = splits.test.class_names, surrogate.class_names
+    if known is None or list(found) == list(known):
+        return splits
+    if sorted(found) != sorted(known) or len(set(known)) < len(known):
+        raise ValueError(
+            f"the data has the classes {list(found)}, the surrogate {list(known)}: folders must be named as these, in any "
+            "order"
+        )
+    numbers = torch.tensor([known.index(name) for name in found])
+    return Splits(*(replace(part, labels=numbers[part.labels], class_names=tuple(known)) for part in splits))
 
 
 def sample_images(model: MaskedModel, data: Any, count: int) -> tuple[Tensor, Tensor]:

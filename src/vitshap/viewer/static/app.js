@@ -85,7 +85,7 @@ class Pane extends EventTarget {
     this.title.textContent = `${name} \u00b7 ${this.model.name}`;
     this.body.replaceChildren(this.viewer.node);
     this.say();
-    this.viewer.addEventListener("change", () => this.dispatchEvent(new Event("change")));
+    this.viewer.addEventListener("change", () => { this.say(); this.dispatchEvent(new Event("change")); });
     this.viewer.addEventListener("curve", () => this.say());
     if (state.class !== undefined && explanation.predictions.some((one) => one.index === state.class)) { await this.viewer.choose(state.class); }
     const hidden = state.hidden ? hexToHidden(state.hidden, explanation.count) : null;
@@ -95,8 +95,8 @@ class Pane extends EventTarget {
   }
 
   say() {
-    const { explanation, curve } = this.viewer;
-    this.headline.textContent = headlineOf(explanation, curve);
+    const { explanation, mainCurve } = this.viewer;
+    this.headline.textContent = headlineOf(explanation, mainCurve);
     const warnings = [...explanation.warnings ?? []];
     const notes = this.viewer.photo ? [] : ["this browser cannot show the file itself: the map is drawn alone"];
     const best = explanation.predictions[0].probability;

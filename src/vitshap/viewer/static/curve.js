@@ -1,6 +1,6 @@
 // The probability while patches are removed (or added) in order of their values, with a slider that hides them.
 //
-// A curve: { class: the class whose values give the order, order: [players], counts: [number of patches at each point],
+// A curve: { method, class: whose values give the order, order: [players], counts: [number of patches at each point],
 //   classes: [indices], remove: [[output of each class] at each point], add: the same,
 //   random: [[output of the class at each point, with that many patches shown] for each random order] }
 
@@ -14,6 +14,7 @@ const ORDERS = 3;
 const AT_ONCE = 12; // coalitions in a request, so that the brush never waits long
 const HEIGHT = 190;
 const MARGIN = { left: 52, right: 14, top: 12, bottom: 26 };
+const TOPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1]; // upper ends of the axis of a probability
 const TICK_MS = 120;
 
 // Numbers of patches at which the curve is evaluated, the same from both ends: as in vitshap/explaining/curves.py.
@@ -47,7 +48,7 @@ export async function computeCurve(explanation, index, predict) {
   const part = (at) => found.slice(at * inner.length, (at + 1) * inner.length);
   const wanted = (outputs) => outputs[index];
   return {
-    class: index, order, counts, classes: [...ends.full.keys()],
+    method: explanation.method, class: index, order, counts, classes: [...ends.full.keys()],
     remove: [ends.full, ...part(0), ends.base],
     add: [ends.base, ...part(1), ends.full],
     random: random.map((_, i) => [ends.base, ...part(2 + i), ends.full].map(wanted)),
@@ -165,7 +166,9 @@ export class CurveView {
     const { name } = classOf(explanation, index);
     const remove = this.mode === "remove";
     const quantity = explanation.outputs === "probability" ? "Probability" : "Output";
-    this.title.textContent = `${quantity} of ${name} while patches are ${remove ? "removed" : "added"}, most important first`;
+    const foreign = curve !== null && curve.class !== index ? ` for ${classOf(explanation, curve.class)?.name}` : "";
+    const by = curve !== null && curve.method !== explanation.method ? `, by ${curve.method}` : "";
+    this.title.textContent = `${quantity} of ${name} while patches are ${remove ? "removed" : "added"}, most important${foreign} first${by}`;
     this.range.max = this.order.length;
     const step = coalition.stepOf(this.order, this.mode);
     const count = step ?? (remove ? coalition.count : this.order.length - coalition.count);
@@ -177,8 +180,8 @@ export class CurveView {
     this.range.setAttribute("aria-valuetext", this.label.textContent);
     this.range.setAttribute("aria-label", remove ? "Patches removed" : "Patches added");
     this.drawPlot(count, step === null ? undefined : now);
-    const ranked = curve === null || curve.class === index ? "" : ` Order: the values for ${classOf(explanation, curve.class)?.name}.`;
-    this.note.textContent = `Line: patches in the order of their values. Grey: ${ORDERS} random orders.${ranked}`;
+    const random = foreign ? "" : ` Grey: ${ORDERS} random orders.`;
+    this.note.textContent = `Line: patches in the order of their values${foreign}${by}.${random}`;
   }
 
   drawPlot(count, now) {
@@ -196,14 +199,14 @@ export class CurveView {
     const random = viewer.index === curve.class ? curve.random : [];
     const every = [...points, ...random.flat(), ...(now === undefined ? [] : [now])];
     const probability = viewer.explanation.outputs === "probability";
-    const [low, high] = probability ? [0, 1] : [Math.min(...every), Math.max(...every) || 1];
+    const [low, high] = probability ? [0, TOPS.find((top) => Math.max(...every) <= top) ?? 1] : [Math.min(...every), Math.max(...every) || 1];
     const total = this.order.length;
     const x = (value) => left + value / total * (width - left - right);
     const y = (value) => top + (high - value) / (high - low || 1) * (HEIGHT - top - bottom);
     const shapes = [];
-    for (const value of probability ? [0, 0.5, 1] : [low, high]) {
+    for (const value of probability ? [0, high / 2, high] : [low, high]) {
       shapes.push(drawing("line", { class: "rule", x1: left, x2: width - right, y1: y(value), y2: y(value) }));
-      const label = probability ? `${100 * value} %` : outputText(value, "output");
+      const label = probability ? `${Number((100 * value).toPrecision(2))} %` : outputText(value, "output");
       shapes.push(drawing("text", { class: "tick-y", x: left - 8, y: y(value) }, label));
     }
     for (const share of [0, 0.25, 0.5, 0.75, 1]) {

@@ -72,9 +72,9 @@ function escaped(text) {
 
 function cardHtml(viewer) {
   const others = [...viewer.explanations.values()].filter((one) => one !== viewer.explanation).map(plainData);
-  const stored = { ...plainData(viewer.explanation), picture: photoAddress(viewer.photo), curve: viewer.curve, others, name: viewer.name };
+  const stored = { ...plainData(viewer.explanation), picture: photoAddress(viewer.photo), curves: [...viewer.curves.values()], others, name: viewer.name };
   const warnings = (viewer.explanation.warnings ?? []).map((one) => `<p class="warning">${escaped(one)}</p>`).join("");
-  return `<article class="card"><header><h2>${escaped(viewer.name)}</h2><p class="say">${escaped(headlineOf(viewer.explanation, viewer.curve))}</p></header>`
+  return `<article class="card"><header><h2>${escaped(viewer.name)}</h2><p class="say">${escaped(headlineOf(viewer.explanation, viewer.mainCurve))}</p></header>`
     + `${warnings}<div class="view"><script type="application/json">${JSON.stringify(stored).replace(/</g, "\\u003c")}</script></div></article>`;
 }
 

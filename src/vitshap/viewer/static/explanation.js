@@ -5,7 +5,7 @@
 //   classes: [{ index, name, probability, base, values, stderr, reliability }], stderr_from: in words, evaluations, seconds,
 //   reliability, warnings }
 
-import { outputText, plainNumber, valueText } from "./text.js";
+import { intervalEnds, outputText, valueText } from "./text.js";
 
 const LEVEL = 0.95; // of intervals
 const STANDARD_ERRORS = 1.959964; // on each side of such an interval
@@ -116,8 +116,7 @@ export function withIntervals(explanation) {
 // The 95 % interval of a patch's value, "5.9 to 7.1"; null without a standard error.
 export function intervalText(found, player, unit) {
   if (!(found.stderr?.[player] > 0)) { return null; }
-  const ends = intervalOf(found).map((end) => end[player]);
-  return ends.map((end) => unit === "probability" ? (100 * end).toFixed(1).replace("-", "\u2212") : plainNumber(end)).join(" to ");
+  return intervalEnds(intervalOf(found).map((end) => end[player]), unit);
 }
 
 // One patch in words: "row 2, column 4: +6.5 points (5.9 to 7.1)".

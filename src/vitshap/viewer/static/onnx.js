@@ -37,7 +37,7 @@ export class InBrowser {
     });
     return { model: name, method: "explainer", grid, players, image_size: size, box, unit, additive: true, class_names: names,
       prediction: full, classes, evaluations: this.description.base ? 1 : 2, seconds: (performance.now() - started) / 1000,
-      reliability: classes[0].reliability, stderr_from: calibration ? `calibrated on ${calibration.images.toLocaleString("en")} held-out images` : null, warnings: [], notes: [], picture: null };
+      reliability: classes[0].reliability, stderr_from: this.description.stderr_from, warnings: [], notes: [], picture: null };
   }
 
   predict(photo, coalitions, { signal } = {}) {

@@ -14,10 +14,10 @@ async function loadPhoto(address) {
 }
 
 async function openView(place) {
-  const { picture, curve = null, others = [], name = "", listed, ...stored } = JSON.parse(place.querySelector("script").textContent);
-  const viewer = new Viewer({ explanation: readExplanation(stored), photo: await loadPhoto(picture), name, curve, listed,
+  const { picture, curves = [], others = [], name = "", listed, ...stored } = JSON.parse(place.querySelector("script").textContent);
+  const viewer = new Viewer({ explanation: readExplanation(stored), photo: await loadPhoto(picture), name, curves, listed,
     others: others.map(readExplanation) });
-  const said = place.closest(".card")?.querySelector(".say") ? [] : [element("p", { class: "say" }, headlineOf(viewer.explanation, curve))];
+  const said = place.closest(".card")?.querySelector(".say") ? [] : [element("p", { class: "say" }, headlineOf(viewer.explanation, viewer.mainCurve))];
   place.replaceChildren(...said, viewer.node);
   place.viewer = viewer;
   viewer.draw();

@@ -108,7 +108,8 @@ export class Methods {
     this.node.hidden = explanations.size < 2 && (!backend || viewer.methods.length < 2);
     if (this.node.hidden) { return; }
     const shown = [...explanations.values()].filter((one) => classOf(one, index) !== null);
-    const scaled = shown.filter((one) => one.unit === viewer.explanation.unit);
+    const { unit } = viewer.explanation;
+    const scaled = shown.filter((one) => one.unit === unit && unit !== "score");
     const common = commonLimit(scaled.map((one) => [one, index]));
     const figures = shown.map((one) => {
       const comparable = scaled.includes(one) && !viewer.look.ownScale;
@@ -116,8 +117,10 @@ export class Methods {
     });
     this.maps.replaceChildren(...figures, ...[...this.running].filter(([name]) => !explanations.has(name)).map(([name]) => this.waiting(name)));
     this.drawChips();
-    const unlike = shown.length > scaled.length ? " Scores have no unit: such a map has its own scale." : "";
-    this.scale.textContent = shown.length > 1 ? `One scale for values of one unit: ${scaleText(common, viewer.explanation.unit)}.${unlike}` : "";
+    const said = [];
+    if (scaled.length > 1) { said.push(`One scale for values of one unit: ${scaleText(common, unit)}.`); }
+    if (shown.some((one) => one.unit === "score")) { said.push("Scores have no unit: such a map has its own scale."); }
+    this.scale.textContent = shown.length > 1 && !viewer.look.ownScale ? said.join(" ") : "";
   }
 
   // Buttons for the methods that most people want, a list for the rest.
@@ -182,7 +185,7 @@ export class Methods {
         onProgress: (progress) => { run.progress = progress; run.show?.(); },
       });
       if (budget) { this.budgets.set(name, budget); }
-      viewer.explanations.set(name, found);
+      viewer.replaceMethod(found);
       viewer.fail(null);
     } catch (error) {
       if (error.name !== "AbortError") { viewer.fail(`${name}: ${error.message}`); }

@@ -11,8 +11,9 @@ export function outputText(value, outputs = "probability") {
 
 export function plainNumber(value) {
   const size = Math.abs(value);
-  if (size >= 1000) { return Math.round(value).toLocaleString("en").replace("-", MINUS); }
-  return value.toPrecision(3).replace("-", MINUS);
+  if (size >= 999.5) { return Math.round(value).toLocaleString("en").replace("-", MINUS); }
+  const text = size > 0 && size < 1e-4 ? value.toExponential(2) : value.toPrecision(3);
+  return text.replaceAll("-", MINUS);
 }
 
 // The magnitude of a value; of a probability in percentage points.
@@ -24,6 +25,15 @@ export function sizeText(value, unit) {
 
 export function valueText(value, unit) {
   return value === 0 ? "0" : (value > 0 ? "+" : MINUS) + sizeText(value, unit);
+}
+
+// The ends of an interval of a value, "5.9 to 7.1"; of a probability in percentage points.
+export function intervalEnds(ends, unit) {
+  if (unit !== "probability") { return ends.map(plainNumber).join(" to "); }
+  const points = ends.map((end) => 100 * end);
+  const largest = Math.max(...points.map(Math.abs));
+  const digits = largest >= 0.1 || largest === 0 ? 1 : -Math.floor(Math.log10(largest));
+  return points.map((end) => (Number(end.toFixed(digits)) + 0).toFixed(digits).replace("-", MINUS)).join(" to "); // + 0: never minus zero
 }
 
 export function withUnit(text, unit) {

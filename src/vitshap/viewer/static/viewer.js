@@ -22,7 +22,7 @@ const HIDE_AT_ONCE = 10;
 
 export class Viewer extends EventTarget {
   // photo: an image or canvas, or null; file: what the backend takes.
-  constructor({ explanation, photo = null, file = null, name = "", backend = null, model = null, methods = [], others = [], listed = 10, curve = null, onReport = null }) {
+  constructor({ explanation, photo = null, file = null, name = "", backend = null, model = null, methods = [], others = [], listed = 10, curves = [], onReport = null }) {
     super();
     this.explanation = explanation;
     Object.assign(this, { photo, file, name, backend, model, methods, listed, onReport });
@@ -32,7 +32,7 @@ export class Viewer extends EventTarget {
     const touch = matchMedia("(pointer: coarse)").matches;
     this.brush = { mode: backend && !touch ? "hide" : "look", size: 1 };
     this.coalition = new Coalition(explanation.count);
-    this.curves = new Map(curve === null ? [] : [["stored", curve]]);
+    this.curves = new Map(curves.map((one) => [`${one.method} ${one.class}`, one]));
     this.now = null; // outputs of the shown patches, by class
     this.lit = null;
     this.sharedLimit = null; // one scale with another viewer
@@ -54,9 +54,16 @@ export class Viewer extends EventTarget {
 
   get limit() { return this.sharedLimit ?? this.ownLimit; }
 
+  // The curve of this method and class; without a model one that is stored, which the curve's title names.
   get curve() {
-    return this.curves.get("stored") ?? this.curves.get(`${this.explanation.method} ${this.index}`) ?? null;
+    const own = this.curves.get(`${this.explanation.method} ${this.index}`);
+    if (own !== undefined || this.backend) { return own ?? null; }
+    const stored = [...this.curves.values()];
+    return this.mainCurve ?? stored.find((one) => one.class === this.index) ?? stored[0] ?? null;
   }
+
+  // That of the class which the first line is about.
+  get mainCurve() { return this.curves.get(`${this.explanation.method} ${mainClass(this.explanation)}`) ?? null; }
 
   build() {
     this.alert = element("p", { class: "fault", role: "alert", hidden: true });
@@ -73,7 +80,8 @@ export class Viewer extends EventTarget {
       checkbox("numbers", false, (checked) => this.setLook({ numbers: checked })), this.certain);
     this.table = element("tbody", {});
     this.tableTitle = element("span", {});
-    const columns = ["#", this.explanation.unit === "probability" ? "percentage points" : "value", "where", "row, column", "pixels of the photo"];
+    this.unitName = element("span", {});
+    const columns = ["#", this.unitName, "where", "row, column", "pixels of the photo"];
     const table = element("details", { class: "best" }, element("summary", {}, this.tableTitle), element("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Most important patches" },
       element("table", {}, element("thead", {}, element("tr", {}, columns.map((name, i) => element("th", { scope: "col", class: i === 1 ? "n" : null }, name)))), this.table)));
     table.open = this.backend === null;
@@ -162,6 +170,7 @@ export class Viewer extends EventTarget {
     const { name, values, stderr } = classOf(explanation, index);
     const intervals = stderr ? ", with 95\u00a0% intervals" : "";
     this.tableTitle.textContent = `The ${Math.min(this.listed, explanation.count)} patches that support ${name} most${intervals}`;
+    this.unitName.textContent = explanation.unit === "probability" ? "percentage points" : explanation.unit === "score" ? "score" : "value";
     const focused = this.table.contains(document.activeElement) ? [...this.table.children].indexOf(document.activeElement) : -1;
     this.table.replaceChildren(...orderOf(explanation, index).slice(0, this.listed).map((player, rank) => {
       const cell = explanation.cells[player][Math.floor(explanation.cells[player].length / 2)];
@@ -208,6 +217,14 @@ export class Viewer extends EventTarget {
     this.needCurve();
   }
 
+  // A method's new explanation: curves in the order of the old one go, and its large map is drawn anew.
+  replaceMethod(explanation) {
+    const { method } = explanation;
+    this.explanations.set(method, explanation);
+    for (const key of [...this.curves.keys()].filter((one) => one.startsWith(`${method} `))) { this.curves.delete(key); }
+    if (this.explanation.method === method) { this.use(method); }
+  }
+
   async explain(options) {
     const found = await this.backend.explain(this.file, { model: this.model, target: this.target, ...options });
     return readExplanation(found);
@@ -237,11 +254,12 @@ export class Viewer extends EventTarget {
   }
 
   storedOutputs() {
-    const { curve } = this;
-    for (const mode of curve === null ? [] : ["remove", "add"]) {
-      const step = this.coalition.stepOf(curve.order, mode);
-      const at = step === null ? -1 : curve.counts.indexOf(step);
-      if (at >= 0) { return new Map(curve.classes.map((index, column) => [index, curve[mode][at][column]])); }
+    for (const curve of this.curves.values()) {
+      for (const mode of ["remove", "add"]) {
+        const step = this.coalition.stepOf(curve.order, mode);
+        const at = step === null ? -1 : curve.counts.indexOf(step);
+        if (at >= 0) { return new Map(curve.classes.map((index, column) => [index, curve[mode][at][column]])); }
+      }
     }
     return null;
   }
