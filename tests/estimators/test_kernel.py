@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tests.estimators.games import digit_like, relative_error, size_effect
 from vitshap.analytic import additive, random_unanimity
-from vitshap.bench.estimators import from_table
+from vitshap.bench.estimators import from_table, softmax_table
+from vitshap.estimators import regression
 from vitshap.estimators.exact import exact
 from vitshap.estimators.kernel import kernelshap, kernelshap_original
 from vitshap.estimators.size_effect import LARGEST_FACTOR, SMALL_SAMPLE, standard_errors
@@ -268,6 +269,21 @@ def test_the_published_estimator_draws_from_the_shapley_kernel() -> None:
     shares = torch.bincount(sizes, minlength=7)[1:6] / 40_000
     expected = torch.tensor([1 / (k * (6 - k)) for k in range(1, 6)])
     torch.testing.assert_close(shares, expected / expected.sum(), rtol=0, atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("game", "budget"),
+    [(from_table(softmax_table(16)), 40), (random_unanimity(12, terms=60, seed=3, num_outputs=4), 30)],
+)
+def test_as_many_pairs_as_players_do_not_lead_far_off(game: Game, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def error() -> float:
+        runs = [kernelshap(game, budget=budget, seed=seed).values - truth for seed in range(30)]
+        return float(torch.stack(runs).square().mean())
+
+    truth = exact(game).values
+    careful = error()
+    monkeypatch.setattr(regression, "CAUTION", 0.0)
+    assert careful < 0.85 * error()
 
 
 @pytest.mark.parametrize("pairs", [1, 5, 20, 100, 10_000])

@@ -30,6 +30,10 @@ from vitshap.estimators.strata import Strata
 PENALTIES = (1e-4, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 """Candidates, in units of a coalition's mean squared norm in the space of the columns."""
 NO_PENALTY = (1e-9,)
+SMALL, CAUTION = 0.1, 0.5
+"""A penalty p below the first is chosen only if it leaves less variance by the factor (first / p)^(second d / n), at most
+that of n = d units: where there are about as many units as players, small penalties can leave little by chance, and their
+values are far off."""
 CHUNK = 8192
 """Units whose columns exist at once."""
 
@@ -234,7 +238,9 @@ def _best_penalty(sample: Sample, size: Size, basis: Basis, y: Tensor, penalties
             residual = y[part] - rows @ (kept[:, index, None] * scores)
             error = residual / (1 - leverage[:, index, None]).clamp(min=1e-6)
             variance[index] += variance_score(error, sample.importance[part])
-    chosen = variance.argmin(0)  # [O]
+    power = CAUTION * min(1.0, sample.design.num_players / len(y))
+    handicap = torch.tensor([max(1.0, SMALL / one) ** power for one in penalties], device=y.device)
+    chosen = (handicap[:, None] * variance).argmin(0)  # [O]
     residual, leverage = torch.empty_like(y), torch.empty_like(y)
     for part in sample.chunks():
         rows = basis.rows(sample, size, part)
