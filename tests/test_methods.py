@@ -16,6 +16,7 @@ from vitshap.methods import (
     Method,
     SamplingMethod,
     TokenMethod,
+    base,
     list_methods,
     method,
     most_classes,
@@ -72,6 +73,34 @@ def test_every_listed_method_loads_and_explains():
         assert explanation.values.shape == (2, 9, 4)
         assert explanation.class_names == tuple(NAMES)
         torch.testing.assert_close(explanation.prediction, model.game(images).grand)
+
+
+def test_images_are_explained_a_few_at_a_time_with_the_same_result(monkeypatch):
+    model = small_net(class_names=NAMES)
+    images = random_images(model, 5)
+    options = {"expected-gradients": {"references": images[:2]}}
+    methods = [method(name, model, **options.get(name, {})) for name in FOR_MODELS]
+    found = [one for one in methods if isinstance(one, TokenMethod)]
+    assert len(found) > 10
+    for explain in found:
+        with monkeypatch.context() as patch:
+            check_split(explain, images, patch)
+
+
+def check_split(explain, images, monkeypatch):
+    expected = explain(images, target="all")
+    monkeypatch.setattr(base, "IMAGES_ON_CPU", 2)
+    seen, score = [], type(explain).score_tokens
+
+    def counted(self, pixels, targets):
+        seen.append(len(pixels))
+        return score(self, pixels, targets)
+
+    monkeypatch.setattr(type(explain), "score_tokens", counted)
+    found = explain(images, target="all")
+    assert seen == [2, 2, 1]
+    torch.testing.assert_close(found.values, expected.values, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.prediction, expected.prediction)
 
 
 def test_unknown_names_and_options_name_the_nearest():

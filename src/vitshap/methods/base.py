@@ -184,6 +184,10 @@ class SamplingMethod(Method):
         return replace(self, progress=progress)
 
 
+IMAGES_ON_CPU = 4
+"""Images whose graphs are in memory at once on a CPU; more are slower there, and take gigabytes."""
+
+
 @dataclass(frozen=True, eq=False)
 class TokenMethod(Method):
     """A method that scores the tokens of the network's grid; the score of a player is the sum over its tokens.
@@ -204,11 +208,16 @@ class TokenMethod(Method):
     def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
         """Sum the token scores into players; the game is not evaluated."""
         adapter = self.model.adapter
+        at_once = IMAGES_ON_CPU if pixels.device.type == "cpu" else len(pixels)
+        scores, logits = [], []
         with evaluating(adapter.net), adapter.ready():
-            found = self.score_tokens(pixels, targets)
-        scores, logits = found if isinstance(found, TokenScores) else (found, None)
-        prediction = None if logits is None else apply_link(logits.detach().float(), self.model.output)
-        return Attribution(players_of(game).sum_tokens(scores.detach()), prediction=prediction)
+            for images, classes in zip(pixels.split(at_once), targets.split(at_once), strict=True):  # type: ignore[no-untyped-call]
+                found = self.score_tokens(images, classes)
+                scored, predicted = found if isinstance(found, TokenScores) else (found, None)
+                scores.append(scored.detach())
+                logits += [] if predicted is None else [predicted.detach().float()]
+        prediction = apply_link(torch.cat(logits), self.model.output) if logits else None
+        return Attribution(players_of(game).sum_tokens(torch.cat(scores)), prediction=prediction)
 
 
 def _kind(model: ExplainableModel) -> PredictionBy:
