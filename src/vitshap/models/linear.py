@@ -1,6 +1,6 @@
 """Fully connected layers on a CPU by oneDNN, where PyTorch's own choice is slower.
 
-PyTorch multiplies float32 matrices with MKL, which uses AVX-512 on Intel's CPUs only. On others oneDNN, which is part of
+PyTorch multiplies float32 matrices with MKL, which uses AVX-512 on Intel's CPUs only. On AMD's oneDNN, which is part of
 PyTorch too, is twice as fast. A torch-function mode replaces ``F.linear``, so the user's modules run unchanged; the
 results differ by rounding only. The choice depends on the CPU and the size of the product, never on a timing: a resumed
 training repeats it.

@@ -112,15 +112,15 @@ def _main(data: Path, profile: str) -> tuple[Setting, Store, dict[str, Result]]:
 
 
 def _best_text(parts: Mapping[str, Result], classes: str, metric: str) -> str:
-    """Return the best method with its mean, and which others cannot be told from it."""
+    """Return the best method with its mean, and which others overlap it."""
     main, needed = joined(parts), {evaluated_step("main", part) for part in EVALUATED_PARTS if part != "variants"}
     if main is None or not needed <= set(parts):
         return NOT_RUN
     cells = main.values[classes]["metrics"][metric]
     marks = marks_of(cells, metric)
-    alike = [row for row, one in marks.items() if one.bold]
-    best = (min if metric == "deletion" else max)(alike, key=lambda row: cells[row]["mean"])
-    others = [ROWS[row] for row in alike if row != best]
+    overlapping = [row for row, one in marks.items() if one.bold]
+    best = (min if metric == "deletion" else max)(overlapping, key=lambda row: cells[row]["mean"])
+    others = [ROWS[row] for row in overlapping if row != best]
     text = f"{ROWS[best]} {cells[best]['mean']:.3f} ({main.values[classes]['images']:,})"
     if len(others) > 3:
         return f"{text}; {len(others)} of {len(marks) - 1} others overlap"
