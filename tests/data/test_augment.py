@@ -2,6 +2,7 @@
 
 import math
 import random
+import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -262,3 +263,21 @@ def test_one_channel_is_read_as_grey() -> None:
     assert made.shape == (1, 1, 4, 4)
     assert made.std() < 1e-6  # a flat image stays flat
     assert 0.8 * 100 / 255 - 1e-6 <= float(made.mean()) <= 1.2 * 100 / 255 + 1e-6
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "how", [Augmentation(jitter_order="random", whole_pixels=True), Augmentation(crop_scale=(0.25, 1.0), paste=0.5)]
+)
+def test_compiled_augmentation_is_one_graph_and_the_same_but_for_rounding(how: Augmentation, backend: str) -> None:
+    if backend == "inductor" and shutil.which("g++") is None:
+        pytest.skip("needs a C++ compiler")
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (6, 3, 20, 20), generator=generator, dtype=torch.uint8)
+    options: dict[str, Any] = {"seed": 0, "epoch": 1, "mean": (0.5,) * 3, "std": (0.2,) * 3, "size": (16, 16)}
+    if how.paste:
+        options["partners"] = images.flip(0)
+    compiled = torch.compile(Augmentation.view, fullgraph=True, backend=backend)
+    plain, found = (how(images, torch.arange(6), **options, view=view) for view in (None, compiled))
+    assert found.shape == (6, 3, 16, 16)
+    torch.testing.assert_close(found, plain, atol=1e-4, rtol=0)

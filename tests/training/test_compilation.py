@@ -119,6 +119,18 @@ def test_training_goes_on_where_compilation_fails(
     assert all(torch.equal(found[name], weights) for name, weights in plain.items())
 
 
+@needs_compiler
+@pytest.mark.long
+def test_compiled_augmentation_takes_the_same_steps(
+    model: MaskedModel, data: TensorDataset, on_cpu: None, losses: list[float]
+) -> None:
+    for compiled in (False, True):
+        fit_classifier(model, data, data, None, ClassifierTraining(LOOP, compiled=compiled))
+    half = len(losses) // 2
+    assert losses[half:] == pytest.approx(losses[:half], abs=1e-4)
+    assert counters["stats"]["unique_graphs"] == 2, "network and augmentation"
+
+
 @pytest.mark.parametrize(
     ("family", "removal"),
     [

@@ -133,7 +133,8 @@ def measure_net(model: MaskedModel, config: Training, *, steps: int) -> Speed:
     device, batch = model.device, number(config.loop.batch_size)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    images = Images(model, _random_images(model, (steps + WARM_UP) * batch), config.augmentation, seed=0)
+    pixels = _random_images(model, (steps + WARM_UP) * batch)
+    images = Images(model, pixels, config.augmentation, seed=0, compiled=config.compiled is True)
     unseen = Images(model, _random_images(model, UNSEEN), None, seed=0)
     evaluations: float | None = None  # per second, if they are not in the steps
     if isinstance(config, ExplainerTraining):

@@ -97,20 +97,46 @@ class Augmentation:
         std: Sequence[float],
         partners: Tensor | None = None,
         size: tuple[int, int] | None = None,
+        view: View | None = None,
     ) -> Tensor:
         """Augment and normalise images, uint8 or float in 0..1 ``[B, C, H, W]``; return float32 ``[B, C, H, W]``.
 
         ``partners``: for every sample the image of which a rectangle may be pasted into it, as ``pixels``.
         ``size``: height and width of the result; by default those of ``pixels``.
+        ``view``: ``Augmentation.view``, if it has been compiled.
         """
         unit = _unit_range(pixels)
         indices = indices.to(pixels.device)
         numbers = _numbers("augmentation", indices, seed, epoch, _NUMBERS)
-        augmented = self._warped(unit, numbers, size)
+        strengths = _constants((self.brightness, self.contrast, self.saturation, self.hue), numbers)
+        shape = (1, -1, 1, 1)
+        shift, scale = (_constants(tuple(each), unit).view(shape) for each in (mean, std))
+        others = None
         if partners is not None:
-            others = self._warped(_unit_range(partners), _numbers("partner", indices, seed, epoch, _NUMBERS), size)
-            augmented = self._pasted(augmented, others, _numbers("paste", indices, seed, epoch, _PASTE_NUMBERS))
-        return _normalised(self._jittered(augmented, numbers), mean, std)
+            drawn = (("partner", _NUMBERS), ("paste", _PASTE_NUMBERS))
+            others = _unit_range(partners), *(_numbers(name, indices, seed, epoch, n) for name, n in drawn)
+        view = view or Augmentation.view
+        return view(self, unit, numbers, strengths, shift, scale, others, size or tuple(unit.shape[-2:]))
+
+    def view(
+        self,
+        images: Tensor,
+        numbers: Tensor,
+        strengths: Tensor,
+        mean: Tensor,
+        std: Tensor,
+        others: tuple[Tensor, Tensor, Tensor] | None,
+        size: tuple[int, int],
+    ) -> Tensor:
+        """Compute the pixels from images and their random numbers: all that takes time, and can be compiled.
+
+        ``others``: the images to paste, and the random numbers of how they are augmented and pasted.
+        """
+        augmented = self._warped(images, numbers, size)
+        if others is not None:
+            partners, partner_numbers, paste_numbers = others
+            augmented = self._pasted(augmented, self._warped(partners, partner_numbers, size), paste_numbers)
+        return (self._jittered(augmented, numbers, strengths) - mean) / std
 
     def partners(self, indices: Tensor, count: int, *, seed: int, epoch: int) -> Tensor:
         """Draw the index, among ``count`` images, of the one that is pasted into each sample, int64 ``[B]``."""
@@ -157,9 +183,9 @@ class Augmentation:
         top = torch.where(none, 0.5, numbers[:, _TOP]) * (1 - high)
         return left, top, wide, high
 
-    def _warped(self, images: Tensor, numbers: Tensor, size: tuple[int, int] | None) -> Tensor:
+    def _warped(self, images: Tensor, numbers: Tensor, size: tuple[int, int]) -> Tensor:
         left, top, wide, high = self.crops(numbers, *images.shape[-2:])
-        height, width = size or images.shape[-2:]
+        height, width = size
         across = torch.where(numbers[:, _ACROSS] < self.horizontal_flip, -wide, wide)
         down = torch.where(numbers[:, _DOWN] < self.vertical_flip, -high, high)
         x = (2 * left + wide - 1)[:, None] + across[:, None] * _pixel_centres(width, numbers)  # [B, W]
@@ -168,8 +194,7 @@ class Augmentation:
         grid = torch.stack([x[:, None].expand(shape), y[:, :, None].expand(shape)], dim=-1)  # [B, H, W, 2]
         return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
-    def _jittered(self, images: Tensor, numbers: Tensor) -> Tensor:
-        strengths = _constants((self.brightness, self.contrast, self.saturation, self.hue), numbers)
+    def _jittered(self, images: Tensor, numbers: Tensor, strengths: Tensor) -> Tensor:
         change = (2 * numbers[:, _BRIGHTNESS : _HUE + 1] - 1) * strengths  # [B, 4]
         change = torch.where((numbers[:, _JITTERED] < self.jitter)[:, None], change, 0.0)
         brightness, contrast, saturation, hue = change.to(images.dtype)[:, :, None, None, None].unbind(
@@ -198,9 +223,14 @@ class Augmentation:
         return images
 
 
+View = Callable[..., Tensor]
+"""``Augmentation.view``, or its compiled version."""
+
+
 def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Normalise pixels, uint8 or float in 0..1, without augmentation; return float32 ``[B, C, H, W]``."""
-    return _normalised(_unit_range(pixels), mean, std)
+    unit, shape = _unit_range(pixels), (1, -1, 1, 1)
+    return (unit - _constants(tuple(mean), unit).view(shape)) / _constants(tuple(std), unit).view(shape)
 
 
 def centre(pixels: Tensor, size: tuple[int, int]) -> Tensor:
@@ -215,11 +245,6 @@ def _unit_range(pixels: Tensor) -> Tensor:
     if not pixels.is_floating_point():
         raise ValueError(f"pixels must be uint8 or float between 0 and 1, got {pixels.dtype}")
     return pixels.float()
-
-
-def _normalised(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    shape = (1, -1, 1, 1)
-    return (images - _constants(tuple(mean), images).view(shape)) / _constants(tuple(std), images).view(shape)
 
 
 def _constants(numbers: tuple[float, ...], like: Tensor) -> Tensor:
@@ -275,5 +300,6 @@ def _hue_rotated(images: Tensor, turn: Tensor) -> Tensor:
     hue = torch.where((value == blue) & (value != red) & (value != green), (red - green) / safe + 4, hue)
     hue = hue + 6 * turn.squeeze(1)  # in sixths of the circle
     # A channel is below the value by the chroma times the distance of the hue from that channel's sector
-    sector = (hue[:, None] + _constants((5.0, 3.0, 1.0), hue).view(1, 3, 1, 1)) % 6  # [B, 3, H, W]
+    offsets = torch.arange(5, 0, -2, device=hue.device, dtype=hue.dtype).view(1, 3, 1, 1)
+    sector = (hue[:, None] + offsets) % 6  # [B, 3, H, W]
     return value[:, None] - chroma[:, None] * torch.minimum(sector, 4 - sector).clamp(0, 1)

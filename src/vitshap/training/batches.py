@@ -12,7 +12,7 @@ from torch import Tensor
 from vitshap.data import Augmentation, Batch, CachedPixels, PixelSource, centre, normalised, open_pixels
 from vitshap.data.decode import kept_size, require_unit_range
 from vitshap.models import MaskedModel, Preprocess
-from vitshap.training import processes
+from vitshap.training import compilation, processes
 
 
 class Images:
@@ -26,8 +26,12 @@ class Images:
         *,
         seed: int,
         weak_from: int | None = None,
+        compiled: bool = False,
     ) -> None:
-        """``augmentation`` None: every view is the original image. Views from ``weak_from`` on are weakly augmented."""
+        """``augmentation`` None: every view is the original image. Views from ``weak_from`` on are weakly augmented.
+
+        ``compiled``: compile the augmentation where networks are compiled too.
+        """
         processes.join(model.device)
         how = decoding(model)
         channels = model.adapter.channels
@@ -37,6 +41,7 @@ class Images:
             how.size if how is not None and kept_size(how) != how.size else None
         )  # of the crop, where images are kept larger
         self.augmentation, self.seed, self.weak_from = augmentation, seed, weak_from
+        self._view = compilation.compiled_view() if compiled and compilation.can_compile(model.device) else None
         # All processes agree on the memory limit, except for a source that is open already: it may belong to one of them.
         limit = None if isinstance(data, PixelSource) else processes.memory_limit(model.device)
         self.source: PixelSource = open_pixels(data, how, device=model.device, memory_limit=limit)
@@ -110,6 +115,7 @@ class Images:
             std=self.std,
             partners=partners,
             size=self.size,
+            view=self._view,
         )
 
     def _plain(self, pixels: Tensor) -> Tensor:

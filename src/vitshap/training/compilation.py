@@ -1,8 +1,8 @@
-"""Networks compiled for training: kernels are recorded once (CUDA graphs) and launched together.
+"""Networks and augmentation compiled for training, because launching their kernels takes a GPU longer than computing them.
 
-Launching the kernels of a small network one by one takes a GPU longer than computing them. Only the network is compiled,
-neither its loss nor what comes before it. Validation, whose batches have other shapes, uses the network that is not
-compiled, and so does a training whose network cannot be compiled.
+The kernels of a network are recorded once (CUDA graphs) and launched together; those of the augmentation, several hundred,
+become a few. The loss is not compiled. Validation, whose batches have other shapes, uses the network that is not compiled,
+and so does a training whose network cannot be compiled.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from vitshap.data.augment import Augmentation, View
 from vitshap.models.base import net_device_dtype
 from vitshap.training.processes import kept_random_state, rank
 
@@ -77,18 +78,39 @@ class Compilable(Generic[T]):
                     with torch.autocast(device.type, enabled=False):
                         torch.autograd.grad(total, parameters, allow_unused=True)
         except Exception as error:  # of many types; an error of the network itself is raised again without compilation
-            if rank() == 0:
-                reason = str(error).strip().partition("\n")[0]
-                warnings.warn(
-                    f"the network cannot be compiled and is trained without ({type(error).__name__}: {reason})",
-                    stacklevel=3,
-                )
+            _warn_of("the network", error)
             return None
         finally:
             with torch.no_grad():
                 for buffer, before in buffers:  # running means, for example
                     buffer.copy_(before)
         return compiled
+
+
+def compiled_view() -> View:
+    """Return the augmentation of a batch compiled, or as it is once that has failed."""
+    compiled = torch.compile(Augmentation.view)
+    failed = False
+
+    def view(*inputs: Any) -> Tensor:
+        nonlocal failed
+        if not failed:
+            try:
+                return compiled(*inputs)
+            except Exception as error:  # of many types, as above
+                failed = True
+                _warn_of("the augmentation", error)
+        return Augmentation.view(*inputs)
+
+    return view
+
+
+def _warn_of(what: str, error: Exception) -> None:
+    if rank() == 0:
+        reason = str(error).strip().partition("\n")[0]
+        warnings.warn(
+            f"{what} cannot be compiled: the training goes on without ({type(error).__name__}: {reason})", stacklevel=4
+        )
 
 
 def _total(outputs: Any) -> Tensor:

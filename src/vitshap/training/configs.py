@@ -94,8 +94,9 @@ class ClassifierTraining:
     validation_batch_size: int = 256
     """Images per batch in validation."""
     compiled: bool | Auto = False
-    """Compile the network (GPU only; not with removal embeddings): faster where the GPU waits for kernel launches, as with
-    small networks and batches, after a minute or two of compilation. With masked patches, withheld ones are computed too.
+    """Compile network and augmentation (GPU only; the network not with removal embeddings): faster where the GPU waits for
+    kernel launches, as with small networks and batches, after a minute or two of compilation. With masked patches, withheld
+    ones are computed too.
     auto: compile if the training is estimated to take more than five minutes without."""
 
 
@@ -113,9 +114,9 @@ class SurrogateTraining:
     validation_batch_size: int = 256
     """Images per batch in validation."""
     compiled: bool | Auto = False
-    """Compile surrogate and classifier (GPU only; not with removal embeddings): faster where the GPU waits for kernel
-    launches, as with small networks and batches, after a minute or two of compilation, although withheld patches are then
-    computed too.
+    """Compile surrogate, classifier and augmentation (GPU only; the networks not with removal embeddings): faster where the
+    GPU waits for kernel launches, as with small networks and batches, after a minute or two of compilation, although
+    withheld patches are then computed too.
     auto: compile if the training is estimated to take more than five minutes without."""
 
 
@@ -187,7 +188,7 @@ class ExplainerTraining:
     of the paper's authors draws, with sizes shifted by one and 12 % of coalitions empty or full (for comparison only)."""
     values: ValuesConfig = field(default_factory=ValuesConfig)
     compiled: bool | Auto = False
-    """Compile the network and the evaluation of coalitions (GPU only): faster, after a minute or two of compilation.
+    """Compile network, augmentation and evaluation of coalitions (GPU only): faster, after a minute or two of compilation.
     auto: compile if the training is estimated to take more than five minutes without."""
     validation_coalitions: int = 32
     """Fixed coalitions per validation image: half of them drawn, the other half their complements."""

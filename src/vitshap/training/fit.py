@@ -88,7 +88,7 @@ def _fit_classifier(
         raise ValueError("a classifier cannot be trained on pasted images, whose labels do not change: set paste to 0")
     model = copy.deepcopy(model)
     model.classifier_fingerprint = None  # it becomes a model of its own, whatever it was derived from
-    images = Images(model, data, config.augmentation, seed=config.loop.seed)
+    images = Images(model, data, config.augmentation, seed=config.loop.seed, compiled=config.compiled is True)
     unseen = Images(model, val, None, seed=config.loop.seed)
     for source in (images.source, unseen.source):
         if isinstance(source, CachedPixels):
@@ -139,7 +139,7 @@ def fit_surrogate(
     surrogate = copy.deepcopy(classifier)
     surrogate.classifier_fingerprint = classifier.fingerprint()
     config = config or SurrogateTraining()
-    images = Images(surrogate, data, config.augmentation, seed=config.loop.seed)
+    images = Images(surrogate, data, config.augmentation, seed=config.loop.seed, compiled=config.compiled is True)
     unseen = Images(surrogate, val, None, seed=config.loop.seed)
     config = resolve_auto(config, surrogate, len(images))
     with kept_or_temporary(folder) as place:

@@ -244,11 +244,12 @@ class ValueStore:
 
 def training_images(surrogate: MaskedModel, data: Any, config: ExplainerTraining) -> Images:
     """Open the training images of an explainer, with the augmentation and oversampling of its procedure."""
+    seed, compiled = config.loop.seed, config.compiled is True
     if config.procedure == "paper":
-        return Images(surrogate, data, config.augmentation, seed=config.loop.seed)
+        return Images(surrogate, data, config.augmentation, seed=seed, compiled=compiled)
     values = config.values
     weak_from = round(number(values.views) * (1 - values.weak_augmentation_fraction))
-    images = Images(surrogate, data, config.augmentation, seed=config.loop.seed, weak_from=weak_from)
+    images = Images(surrogate, data, config.augmentation, seed=seed, weak_from=weak_from, compiled=compiled)
     if values.low_confidence_oversampling > 1:
         oversample_low_confidence(images, surrogate, values.low_confidence_oversampling)
     return images
