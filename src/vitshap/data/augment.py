@@ -113,10 +113,11 @@ class Augmentation:
         shift, scale = (_constants(tuple(each), unit).view(shape) for each in (mean, std))
         others = None
         if partners is not None:
-            drawn = (("partner", _NUMBERS), ("paste", _PASTE_NUMBERS))
-            others = _unit_range(partners), *(_numbers(name, indices, seed, epoch, n) for name, n in drawn)
+            again = _numbers("partner", indices, seed, epoch, _NUMBERS)
+            others = _unit_range(partners), again, _numbers("paste", indices, seed, epoch, _PASTE_NUMBERS)
+        height, width = size or unit.shape[-2:]
         view = view or Augmentation.view
-        return view(self, unit, numbers, strengths, shift, scale, others, size or tuple(unit.shape[-2:]))
+        return view(self, unit, numbers, strengths, shift, scale, others, (height, width))
 
     def view(
         self,
