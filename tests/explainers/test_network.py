@@ -232,3 +232,13 @@ def test_normalisation_is_the_projection_and_spares_absent_players() -> None:
     efficient = normalised(values, base, full, mask)
     torch.testing.assert_close(efficient.sum(1), full - base)
     assert efficient[1, [2, 4]].abs().max() == 0
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_normalised_values_add_up_whatever_is_added_to_all_players(masked: bool) -> None:
+    small = 1e-4 * torch.randn(1, 196, 2, generator=torch.Generator().manual_seed(0))
+    base, full = torch.full((2, 1, 2), 1e-3)
+    mask = torch.arange(196)[None] < 190 if masked else None
+    efficient = normalised(small + 0.95, base, full + 1e-3, mask)
+    # The largest error of a float32 sum of values of this size, far below that of a sum of 196 values near 1
+    assert (efficient.double().sum(1) - 1e-3).abs().max() < 1e-8

@@ -281,13 +281,16 @@ def normalised(values: Tensor, base: Tensor, full: Tensor, player_mask: Tensor |
 
     ``base``, ``full``: ``[B, K]``. Players that an image lacks (``player_mask`` bool ``[B, d]``) stay at zero.
     """
+    # Centred first: no loss limits what the network adds to all players of an image, and a large sum would be rounded.
     if player_mask is None:
+        values = values - values.mean(1, keepdim=True)
         missing = full - base - values.sum(1)
         return values + missing[:, None] / values.shape[1]
     present = player_mask[..., None].to(values.dtype)
-    values = values * present
+    count = present.sum(1, keepdim=True)
+    values = present * (values - (present * values).sum(1, keepdim=True) / count)
     missing = full - base - values.sum(1)
-    return values + present * missing[:, None] / present.sum(1, keepdim=True)
+    return values + present * missing[:, None] / count
 
 
 def encoded(adapter: Adapter, images: Tensor) -> Tensor:
