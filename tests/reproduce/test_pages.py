@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -14,9 +16,11 @@ from vitshap.reproduce.cells import ROWS, finished_parts, joined
 from vitshap.reproduce.context import Context, Sources
 from vitshap.reproduce.profiles import PROFILES, Scale
 from vitshap.reproduce.runner import Runner
+from vitshap.reproduce.sources import EARLIER_TRAINING, of_earlier_training, source_lines
 from vitshap.reproduce.specifications import SPECIFICATIONS
 from vitshap.reproduce.steps import STEPS
 from vitshap.reproduce.store import RESULT, Store
+from vitshap.reproduce.views import Viewer
 
 DOCS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -88,3 +92,18 @@ def test_pages_say_what_a_profile_has_less_of(tmp_path: Path) -> None:
     rest = {field.name for field in fields(Scale)} - known
     assert all(field.startswith(("procedure_", "convergence_")) for field in rest), "of experiments beyond the paper"
     assert "| non-target classes of each image, imagenette | 1 | all |" in made["cpu.md"]
+
+
+def test_results_of_an_earlier_training_are_named(finished: Runner, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    shutil.copytree(finished.store.out / "digits", tmp_path / "digits", ignore=shutil.ignore_patterns("*.safetensors"))
+    setting = TINY.names()["digits"]
+    result = store.find("digits", "evaluate-main-rivals")
+    assert not of_earlier_training(store, setting, "evaluate-main-rivals", result)
+    trained = store.find("digits", "train-surrogate")
+    later = {**trained.record, "date": "2999-01-01"}
+    (trained.folder / RESULT).write_text(json.dumps(later), encoding="utf-8")
+    assert of_earlier_training(store, setting, "evaluate-main-rivals", result)
+    classifier = store.find("digits", "train-classifier")
+    assert not of_earlier_training(store, setting, "train-classifier", classifier), "it needs no other network"
+    assert EARLIER_TRAINING in "\n".join(source_lines(Viewer(TINY, store).view(SPECIFICATIONS["table-7"]).sources))

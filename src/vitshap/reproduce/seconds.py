@@ -39,20 +39,22 @@ SMOKE = {
 """Measured, one thread of an otherwise idle core; those of ROAR are projected."""
 SMALL = {
     "train-classifier": 180,
-    "train-surrogate": 450,
-    "train-explainer-paper": 700,
-    "train-explainer-default": 520,
-    "train-surrogate-pixels": 390,
+    "train-surrogate": 280,
+    "train-explainer-paper": 440,
+    "train-explainer-default": 600,
+    "train-surrogate-pixels": 280,
     "train-masked-classifier": 170,
-    "train-explainer-masked": 960,
-    "truth": 240,
+    "train-explainer-masked": 440,
+    "truth": 200,
     "kernelshap-paired": 260,
     "kernelshap-unpaired": 380,
-    **dict.fromkeys(("kernelshap-default", "refine-tokens", "refine-explainer"), 60),
-    **dict.fromkeys(("explainer-error-paper", "explainer-error-default"), 5),
+    "kernelshap-default": 180,
+    "refine-tokens": 160,
+    "refine-explainer": 250,
+    **dict.fromkeys(("explainer-error-paper", "explainer-error-default"), 11),
     "evaluate-main-rivals": 420,
     "evaluate-main-variants": 230,
-    **dict.fromkeys(("evaluate-main-explainer-paper", "evaluate-main-explainer-default"), 60),
+    **dict.fromkeys(("evaluate-main-explainer-paper", "evaluate-main-explainer-default"), 75),
     "evaluate-abnormal-rivals": 150,
     "evaluate-abnormal-variants": 90,
     **dict.fromkeys(("evaluate-abnormal-explainer-paper", "evaluate-abnormal-explainer-default"), 30),
@@ -69,12 +71,13 @@ SMALL = {
     "maps": 60,
     "maps-abnormal": 60,
     "maps-kernelshap": 60,
-    "ablation": 210,
+    "ablation": 200,
     "procedure": 1500,
     "convergence": 400,
 }
-"""Those of classifier, surrogates, reference values, rivals and removal were measured on ImageNette; the others are
-projected from 148,000 evaluations a second and 40 to 65 ms a step of training."""
+"""Those of classifier, surrogate, default explainer, reference values, our estimators, rivals and removal were measured on
+ImageNette, two to four of them beside one another on one H200. The others are projected from 148,000 evaluations a second,
+16 to 22 ms a step of training, and 100 s until a training has read its images and compiled its networks."""
 FULL_FACTOR = 6.5
 """ViT-Base evaluates 148,000 / 22,600 times as slowly."""
 FULL = {

@@ -8,7 +8,8 @@ from typing import Any
 
 from vitshap.reproduce.profiles import Setting
 from vitshap.reproduce.specifications import Panel
-from vitshap.reproduce.store import Result
+from vitshap.reproduce.steps import with_needs
+from vitshap.reproduce.store import Result, Store
 
 NAMES = {
     "imagenette": "ImageNette",
@@ -18,6 +19,9 @@ NAMES = {
     "digits": "Digits",
 }
 MODELS = {f"vit-{size}": f"ViT-{size.capitalize()}" for size in ("tiny", "small", "base", "large")}
+
+
+EARLIER_TRAINING = "measured with networks of an earlier training by the same settings"
 
 
 @dataclass
@@ -67,6 +71,12 @@ def facts(panel: Panel, setting: Setting, result: Result) -> Iterator[str]:
             f"non-target: {setting.explained_others} of each image's other classes, drawn once for all methods (the paper: "
             "all)"
         )
+
+
+def of_earlier_training(store: Store, setting: Setting, step: str, result: Result) -> bool:
+    """Whether a network that a step measured has been trained again since, by the same settings."""
+    before = [store.find(setting.name, name) for name in with_needs([step]) if name.startswith("train-")]
+    return any(one is not None and one.record["date"] > result.record["date"] for one in before)
 
 
 def source_lines(sources: Mapping[str, Source]) -> list[str]:

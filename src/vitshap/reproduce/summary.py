@@ -25,10 +25,10 @@ from vitshap.reproduce.cells import (
 )
 from vitshap.reproduce.paper import METHODS, printed
 from vitshap.reproduce.profiles import PROFILES, Setting
+from vitshap.reproduce.sources import EARLIER_TRAINING, of_earlier_training
 from vitshap.reproduce.specifications import (
     ALL_METHODS,
     BOTH,
-    EVALUATED_PARTS,
     FAITHFULNESS,
     METRICS,
     Panel,
@@ -62,7 +62,7 @@ def best_methods(data: Path, *profiles: str) -> Table:
     table.add(measure="time per image", paper="not printed", **fastest)
     table.notes.append(
         "The best mean, and the methods whose 95 % interval overlaps that of the best. In brackets: images. A profile in "
-        "which an explainer has not been evaluated has no best."
+        "which our default explainer has not been evaluated has no best."
     )
     return table
 
@@ -95,6 +95,10 @@ def all_numbers(data: Path, profile: str) -> Table:
         cells["milliseconds"] = NOT_RUN if times is None else "-" if spent is None else f"{spent['milliseconds']:,.1f}"
         cells["training"] = _training(store, setting.name, row)
         table.add(**cells)
+    for name, result in evaluated.items():
+        if of_earlier_training(store, setting, name, result):
+            rows = ", ".join(ROWS[row] for row in ALL_METHODS if row in rows_of(result))
+            table.notes.append(f"{rows}: {EARLIER_TRAINING} ({result.record['date']}).")
     if setting.explained_others is not None:
         table.notes.append(f"Non-target: {setting.explained_others} of each image's other classes; the paper: all.")
     trained = store.find(setting.name, "train-surrogate")
@@ -113,7 +117,7 @@ def _main(data: Path, profile: str) -> tuple[Setting, Store, dict[str, Result]]:
 
 def _best_text(parts: Mapping[str, Result], classes: str, metric: str) -> str:
     """Return the best method with its mean, and which others overlap it."""
-    main, needed = joined(parts), {evaluated_step("main", part) for part in EVALUATED_PARTS if part != "variants"}
+    main, needed = joined(parts), {evaluated_step("main", part) for part in ("rivals", "train-explainer-default")}
     if main is None or not needed <= set(parts):
         return NOT_RUN
     cells = main.values[classes]["metrics"][metric]

@@ -31,7 +31,16 @@ from vitshap.reproduce.cells import (
 )
 from vitshap.reproduce.paper import printed, tables
 from vitshap.reproduce.profiles import Profile, Setting
-from vitshap.reproduce.sources import NAMES, Source, data_name, explained_classes, facts, panel_title
+from vitshap.reproduce.sources import (
+    EARLIER_TRAINING,
+    NAMES,
+    Source,
+    data_name,
+    explained_classes,
+    facts,
+    of_earlier_training,
+    panel_title,
+)
 from vitshap.reproduce.specifications import (
     ABLATIONS,
     ESTIMATORS,
@@ -101,6 +110,8 @@ class Viewer:
                 continue  # variants of methods that this table or figure leaves out
             source = view.sources.setdefault(f"{setting.name}/{name}", Source(setting, result.record))
             source.facts |= dict.fromkeys(facts(panel, setting, result))
+            if of_earlier_training(self.store, setting, name, result):
+                source.facts[EARLIER_TRAINING] = None
         return setting, joined(results)
 
     def _count(self, view: View, value: object) -> None:
