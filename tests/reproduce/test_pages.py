@@ -20,6 +20,7 @@ from vitshap.reproduce.sources import EARLIER_TRAINING, of_earlier_training, sou
 from vitshap.reproduce.specifications import SPECIFICATIONS
 from vitshap.reproduce.steps import STEPS
 from vitshap.reproduce.store import RESULT, Store
+from vitshap.reproduce.summary import PARTS, all_numbers
 from vitshap.reproduce.views import Viewer
 
 DOCS = Path(__file__).parents[2] / "docs" / "results"
@@ -107,3 +108,24 @@ def test_results_of_an_earlier_training_are_named(finished: Runner, tmp_path: Pa
     classifier = store.find("digits", "train-classifier")
     assert not of_earlier_training(store, setting, "train-classifier", classifier), "it needs no other network"
     assert EARLIER_TRAINING in "\n".join(source_lines(Viewer(TINY, store).view(SPECIFICATIONS["table-7"]).sources))
+
+
+def test_the_readme_compares_by_the_committed_results() -> None:
+    numbers = {str(row["method"].value): row for row in all_numbers(DOCS / pages.DATA, pages.PUBLISHED).rows}
+    names = {
+        "vitshap's explainer": "vitshap (default procedure)",
+        "leave-one-out": "Leave-one-out",
+        "GradCAM": "GradCAM (LN)",
+        "integrated gradients": "IntGrad (Pixel)",
+        "attention rollout": "Attention rollout",
+        "random order": "Random",
+    }
+    lines = (DOCS.parents[1] / "README.md").read_text(encoding="utf-8").splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("  | | insertion"))
+    rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines[start + 2 : start + 10]]
+    assert len(rows) == 8
+    for name, *cells in rows:
+        measured = [str(numbers[names.get(name, name)][f"{classes} {metric}"].value) for classes, metric in PARTS]
+        for cell, text in zip(cells, measured, strict=True):
+            assert text.replace("**", "").startswith(cell.strip("*")), (name, cell, text)
+            assert text.startswith("**") == cell.startswith("**"), (name, cell, text)
