@@ -7,15 +7,17 @@ import math
 import shutil
 import time
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.reproduce.small import TINY
 from vitshap.cli import app
-from vitshap.files import write_text
+from vitshap.files import locked_folder, write_text
 from vitshap.reproduce import command, shapley, store
 from vitshap.reproduce.context import Context, Sources
 from vitshap.reproduce.profiles import PROFILES
@@ -158,6 +160,33 @@ def test_steps_need_those_before_them(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="digits/train-surrogate needs digits/train-classifier first"):
         runner.run(named_tasks(TINY, ["digits/train-surrogate"]))
     assert not list(tmp_path.iterdir())
+
+
+def test_steps_run_side_by_side_and_one_that_fails_does_not_end_the_others(tmp_path: Path) -> None:
+    said = StringIO()
+    runner = Runner(TINY, tmp_path, Sources({}), torch.device("cpu"), Console(file=said, width=200))
+    tasks = named_tasks(TINY, ["digits/train-surrogate", "digits/train-classifier", "digits/train-masked-classifier"])
+    with (
+        locked_folder(tmp_path / "digits" / "train-masked-classifier"),
+        pytest.raises(ValueError, match=r"^digits/train-masked-classifier failed: see .*masked-classifier\.log$"),
+    ):
+        runner.run_together(tasks, 2)
+    assert "ValueError: digits/train-masked-classifier is being run by another process" in said.getvalue()
+    assert runner.store.find("digits", "train-classifier") is not None
+    surrogate = runner.store.find("digits", "train-surrogate")
+    assert surrogate is not None, "it waited for the classifier"
+    alone = Runner(TINY, tmp_path / "alone", Sources({}), torch.device("cpu"))
+    together = runner.store.find("digits", "train-classifier").values
+    assert together == pytest.approx(alone.run(tasks[1:2])[0].values, rel=1e-3)
+    assert [one.folder for one in runner.run_together(tasks[:2], 2)] == [
+        tmp_path / "digits" / name for name in ("train-surrogate", "train-classifier")
+    ]
+
+
+def test_steps_side_by_side_need_those_before_them(tmp_path: Path) -> None:
+    runner = Runner(TINY, tmp_path, Sources({}), torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"^steps before these have not been run: digits/train-surrogate$"):
+        runner.run_together(named_tasks(TINY, ["digits/train-surrogate"]), 2)
 
 
 def test_weights_are_those_that_later_steps_use(finished: Runner) -> None:

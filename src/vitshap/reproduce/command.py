@@ -53,6 +53,7 @@ def run(
     weights: Path | None,
     out: Path,
     device: str,
+    jobs: int,
     dry_run: bool,
     pages_folder: Path | None,
     console: Console,
@@ -72,7 +73,10 @@ def run(
     print_estimate(runner, tasks, console)
     if dry_run:
         return 0
-    runner.run(tasks)
+    if jobs > 1:
+        runner.run_together(tasks, jobs)
+    else:
+        runner.run(tasks)
     viewer = Viewer(kind, runner.store)
     views = [viewer.view(one) for one in wanted]
     for view in views:

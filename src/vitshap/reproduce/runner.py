@@ -1,11 +1,16 @@
-"""Run steps in order: what has finished is skipped, an interrupted step continues, two processes may run different ones."""
+"""Run steps in order, or several at a time in processes of their own: what has finished is skipped, an interrupted step
+continues."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +104,7 @@ class Runner:
     def run_one(self, task: Task) -> stores.Result:
         """Run a step, unless it has finished."""
         context, one = self.context(task.setting), step(task.step)
-        missing = [name for name in one.needs if self.store.find(task.setting.name, name) is None]
-        if missing:
+        if missing := self._missing(task):
             raise ValueError(f"{task.name} needs {', '.join(f'{task.setting.name}/{name}' for name in missing)} first")
         for name in one.needs:  # of the present settings, also where this step alone is run
             self.store.finished(task.setting.name, name, step(name).inputs(context))
@@ -114,6 +118,63 @@ class Runner:
                 return self._compute(task, context, inputs)
         except FolderInUse as error:
             raise ValueError(f"{task.name} is being run by another process") from error
+
+    def run_together(self, tasks: Sequence[Task], jobs: int) -> list[stores.Result]:
+        """Run the steps in up to ``jobs`` processes, each when what it needs has finished, the first of them first.
+
+        Most steps leave a GPU waiting for the launches of small kernels, in which time it computes those of others. A step
+        that fails does not end the others, but for those that need it. Every process writes a log.
+        """
+        waiting = {task.name: task for task in tasks if self.store.find(task.setting.name, task.step) is None}
+        running: dict[str, SpawnProcess] = {}
+        failed: list[str] = []
+        try:
+            while True:
+                ready = [task for task in waiting.values() if not self._missing(task)]
+                for task in ready[: jobs - len(running)]:
+                    running[task.name] = self._started(waiting.pop(task.name), jobs)
+                if not running:
+                    break
+                wait([process.sentinel for process in running.values()])
+                for name in [name for name, process in running.items() if not process.is_alive()]:
+                    process = running.pop(name)
+                    process.join()
+                    self._say(self._ending(name, process.exitcode))
+                    failed += [name] if process.exitcode else []
+        finally:
+            for process in running.values():  # after an interruption
+                process.terminate()
+                process.join()
+        if failed or waiting:
+            logs = ", ".join(str(self._log(name)) for name in failed)
+            ended = f"{', '.join(failed)} failed: see {logs}" if failed else ""
+            left = f"steps before these have not been run: {', '.join(waiting)}" if waiting else ""
+            raise ValueError("; ".join(part for part in (ended, left) if part))
+        return self.run(tasks)
+
+    def _started(self, task: Task, jobs: int) -> SpawnProcess:
+        """Start a step in a process of its own."""
+        log = self._log(task.name)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.unlink(missing_ok=True)
+        arguments = self.profile, self.store.out, self.sources, self.device, task, jobs, log
+        process = multiprocessing.get_context("spawn").Process(target=_run_alone, args=arguments)
+        process.start()
+        self._say(f"{task.name}: started, log in {log}")
+        return process
+
+    def _ending(self, name: str, code: int | None) -> str:
+        """Return the last line of a process's log; how it ended, if it was killed before it could write one."""
+        log = self._log(name)
+        lines = log.read_text(encoding="utf-8").splitlines() if log.exists() and code in (0, 1) else []
+        return lines[-1] if lines else f"{name}: its process ended with exit code {code}"
+
+    def _log(self, name: str) -> Path:
+        return self.store.out / "work" / f"{name.replace('/', '-')}.log"
+
+    def _missing(self, task: Task) -> list[str]:
+        """Return the steps before it that have not finished."""
+        return [name for name in step(task.step).needs if self.store.find(task.setting.name, name) is None]
 
     def _compute(self, task: Task, context: Context, inputs: str) -> stores.Result:
         work = self.store.begin(task.setting.name, task.step, inputs)
@@ -138,6 +199,26 @@ class Runner:
 
     def _say(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True)
+
+
+def _run_alone(
+    profile: Profile, out: Path, sources: Sources, device: torch.device, task: Task, jobs: int, log: Path
+) -> None:
+    """Run a step in this process, one of ``jobs``, with its share of memory or threads; exit with 1 if it fails."""
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(0.95 / jobs, device)
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    with log.open("w", encoding="utf-8", buffering=1) as file:
+        console = Console(file=file, width=120)
+        runner = Runner(profile, out, sources, device, console)
+        try:
+            runner.run_one(task)
+        except Exception as error:  # whatever it is, the main process shows it and goes on
+            console.print_exception()
+            console.print(
+                f"{task.name}: {type(error).__name__}: {error}", highlight=False, soft_wrap=True, markup=False
+            )
+            raise SystemExit(1) from None
 
 
 def machine(device: torch.device) -> dict[str, Any]:
