@@ -8,9 +8,12 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 
 from tests.reproduce.small import TINY
+from vitshap import wrap
+from vitshap.files import load_weights
 from vitshap.reproduce import pages
 from vitshap.reproduce.cells import ROWS, finished_parts, joined
 from vitshap.reproduce.context import Context, Sources
@@ -129,3 +132,18 @@ def test_the_readme_compares_by_the_committed_results() -> None:
         for cell, text in zip(cells, measured, strict=True):
             assert text.replace("**", "").startswith(cell.strip("*")), (name, cell, text)
             assert text.startswith("**") == cell.startswith("**"), (name, cell, text)
+
+
+def test_committed_weights_are_those_behind_the_committed_results() -> None:
+    profile, committed = PROFILES[pages.PUBLISHED], Store(DOCS / pages.DATA / pages.PUBLISHED)
+    store = Store(DOCS.parents[1] / "benchmarks" / "weights" / profile.name)
+    folders = sorted(path.parent for path in store.out.glob(f"*/*/{RESULT}"))
+    assert {one.name for one in folders} >= {"train-classifier", "train-surrogate", "train-explainer-default", "truth"}
+    for folder in folders:
+        found, shown = (each.find(folder.parent.name, folder.name) for each in (store, committed))
+        assert found.record == shown.record, folder
+        if folder.name.startswith("train-"):
+            assert all(bool(one.isfinite().all()) for one in found.weights().values())
+    net = timm.create_model("deit_tiny_patch16_224", num_classes=10)
+    load_weights(net, store.find("imagenette", "train-classifier").weights(), store.out)
+    assert wrap(net, check=False).fingerprint() == store.find("imagenette", "train-surrogate").values["classifier"]
