@@ -51,6 +51,13 @@ from vitshap.reproduce.specifications import (
 )
 from vitshap.reproduce.store import Result, Store
 
+ERRORS = {
+    "distance": "Euclidean distance",
+    "pearson": "Pearson correlation",
+    "spearman": "Spearman correlation",
+}
+"""Measures of the errors of estimators, as charts name them."""
+
 
 @dataclass
 class View:
@@ -311,17 +318,22 @@ class Viewer:
             for measure in view.specification.metrics:
                 bands: dict[str, Band] = {}
                 for kind, result in known.items():
-                    curve = result.values["curves"][measure].get(classes)
+                    curve, evaluations = result.values["curves"][measure].get(classes), result.values["evaluations"]
                     if curve is not None:
-                        bands[kind] = _band(result.values["evaluations"], curve["mean"], curve["interval"])
+                        start = int(
+                            evaluations[0] <= 2
+                        )  # refine's prior, which is the explainer's line
+                        points = evaluations, curve["mean"], curve["interval"]
+                        bands[kind] = _band(*(each[start:] for each in points))
                 reach = [band.x for band in bands.values()]
                 for row in lines if reach else ():
                     line = lines[row][measure].get(classes)
                     if line is not None:
                         ends = [min(float(x[0]) for x in reach), max(float(x[-1]) for x in reach)]
                         bands[ROWS[row]] = _band(ends, [line["mean"][0]] * 2, [line["interval"][0]] * 2)
-                title = f"{measure}, {classes}"
-                chart = Chart(title, "evaluations per image", measure, bands, log=(True, measure == "distance"))
+                label = ERRORS[measure]
+                title = f"{label}, {classes}"
+                chart = Chart(title, "evaluations per image", label, bands, log=(True, measure == "distance"))
                 charts.append(chart)
             self._add_charts(view, f"errors-{classes}", charts)
             for kind, result in known.items():
