@@ -320,9 +320,7 @@ class Viewer:
                 for kind, result in known.items():
                     curve, evaluations = result.values["curves"][measure].get(classes), result.values["evaluations"]
                     if curve is not None:
-                        start = int(
-                            evaluations[0] <= 2
-                        )  # refine's prior, which is the explainer's line
+                        start = int(evaluations[0] <= 2)  # refine's prior, which is the explainer's line
                         points = evaluations, curve["mean"], curve["interval"]
                         bands[kind] = _band(*(each[start:] for each in points))
                 reach = [band.x for band in bands.values()]
