@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_map
 from vitshap.baselines.rules import Rules
 from vitshap.errors import first_line
 from vitshap.models.attention import AttentionOverride
-from vitshap.models.base import Adapter
+from vitshap.models.base import Adapter, gpu_memory_left
 
 Leaf: TypeAlias = Literal["embedding", "pixels"]
 Graph: TypeAlias = Literal["whole", "last block", "none"]
@@ -92,9 +92,7 @@ def numbers_at_once(device: torch.device) -> int:
     """Return how many numbers a backward pass over several classes may hold: on a GPU by its free memory."""
     if device.type != "cuda":
         return NUMBERS_AT_ONCE
-    free, _ = torch.cuda.mem_get_info(device)
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free // 32  # float64, a quarter of the memory
+    return gpu_memory_left(device) // 32  # float64, a quarter of the memory
 
 
 def patch_embedding(adapter: Adapter, pixels: Tensor) -> Tensor:

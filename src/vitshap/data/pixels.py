@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from vitshap.data.decode import Batch, Decoded, MapStyle, Unreadable, decoded, kept_size, readable, stacked
+from vitshap.models.base import gpu_memory_left
 from vitshap.models.preprocess import Preprocess
 
 _CHUNK = 256
@@ -219,7 +220,7 @@ def _gathered(data: Iterable[Any], preprocess: Preprocess | None, device: torch.
 def free_bytes(device: torch.device | str) -> int:
     """Return the free memory of the device in bytes."""
     if torch.device(device).type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        return gpu_memory_left(torch.device(device))
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

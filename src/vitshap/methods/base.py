@@ -210,12 +210,24 @@ class TokenMethod(Method):
         adapter = self.model.adapter
         at_once = IMAGES_ON_CPU if pixels.device.type == "cpu" else len(pixels)
         scores, logits = [], []
+        start = 0
         with evaluating(adapter.net), adapter.ready():
-            for images, classes in zip(pixels.split(at_once), targets.split(at_once), strict=True):  # type: ignore[no-untyped-call]
-                found = self.score_tokens(images, classes)
-                scored, predicted = found if isinstance(found, TokenScores) else (found, None)
-                scores.append(scored.detach())
-                logits += [] if predicted is None else [predicted.detach().float()]
+            while start < len(pixels):
+                part = slice(start, start + at_once)
+                try:
+                    found = self.score_tokens(pixels[part], targets[part])
+                except torch.OutOfMemoryError:
+                    if at_once == 1:
+                        raise
+                else:
+                    scored, predicted = found if isinstance(found, TokenScores) else (found, None)
+                    scores.append(scored.detach())
+                    logits += [] if predicted is None else [predicted.detach().float()]
+                    start += at_once
+                    continue
+                # Outside the handler, whose traceback would keep tensors alive.
+                torch.cuda.empty_cache()
+                at_once = (at_once + 1) // 2
         prediction = apply_link(torch.cat(logits), self.model.output) if logits else None
         return Attribution(players_of(game).sum_tokens(torch.cat(scores)), prediction=prediction)
 

@@ -232,6 +232,16 @@ def net_device_dtype(net: nn.Module) -> tuple[torch.device, torch.dtype]:
     return parameter.device, parameter.dtype
 
 
+def gpu_memory_left(device: torch.device) -> int:
+    """Return the bytes that this process can still allocate on a GPU, within its share if it was given one."""
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device)
+    if hasattr(torch.cuda, "get_per_process_memory_fraction"):  # not in older versions of torch
+        share = torch.cuda.get_per_process_memory_fraction(device.index)
+        free = min(free, int(share * total) - reserved)
+    return free + reserved - torch.cuda.memory_allocated(device)
+
+
 def resolve_device(name: str | torch.device) -> torch.device:
     """Turn "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:1" into a device; ``ValueError`` if it is not there."""
     if str(name) == "auto":

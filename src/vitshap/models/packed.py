@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitshap.coalitions import Coalitions
 from vitshap.models.attention import AttentionOverride, KeysOnly, VariableLength
-from vitshap.models.base import Adapter
+from vitshap.models.base import Adapter, gpu_memory_left
 from vitshap.players import Players
 
 if TYPE_CHECKING:
@@ -96,9 +96,7 @@ def token_budget(bytes_per_token: int, device: torch.device) -> int:
     """Return how many tokens to compute at once, by free memory and up to a size that is still faster."""
     if device.type != "cuda":
         return max(1, CPU_BYTES // bytes_per_token)
-    free, _ = torch.cuda.mem_get_info(device)
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return max(1, min(CUDA_TOKENS, int(0.5 * free / bytes_per_token)))
+    return max(1, min(CUDA_TOKENS, gpu_memory_left(device) // (2 * bytes_per_token)))
 
 
 def evaluate_rows(

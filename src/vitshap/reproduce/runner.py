@@ -206,7 +206,7 @@ def _run_alone(
 ) -> None:
     """Run a step in this process, one of ``jobs``, with its share of memory or threads; exit with 1 if it fails."""
     if device.type == "cuda":
-        torch.cuda.set_per_process_memory_fraction(0.95 / jobs, device)
+        torch.cuda.set_per_process_memory_fraction(0.95 / jobs, device.index)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
     with log.open("w", encoding="utf-8", buffering=1) as file:
         console = Console(file=file, width=120)
