@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import subprocess
+import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -17,7 +21,7 @@ from typer.testing import CliRunner
 
 from tests.reproduce.small import TINY
 from vitshap.cli import app
-from vitshap.files import locked_folder, write_text
+from vitshap.files import FolderInUse, locked_folder, write_text
 from vitshap.reproduce import command, shapley, store
 from vitshap.reproduce.context import Context, Sources
 from vitshap.reproduce.profiles import PROFILES
@@ -181,6 +185,47 @@ def test_steps_run_side_by_side_and_one_that_fails_does_not_end_the_others(tmp_p
     assert [one.folder for one in runner.run_together(tasks[:2], 2)] == [
         tmp_path / "digits" / name for name in ("train-surrogate", "train-classifier")
     ]
+
+
+def test_steps_side_by_side_end_with_the_main_process(tmp_path: Path) -> None:
+    """Also if it is killed: a step's folder is free again, and the step continues when it is run again."""
+    script = f"""
+from dataclasses import replace
+from pathlib import Path
+import torch
+from tests.reproduce.small import TINY
+from vitshap.reproduce.context import Sources
+from vitshap.reproduce.runner import Runner, named_tasks
+
+if __name__ == "__main__":
+    long = replace(TINY, scale=replace(TINY.scale, training=(*TINY.scale.training, "classifier.loop.epochs=100000")))
+    runner = Runner(long, Path({str(tmp_path)!r}), Sources({{}}), torch.device("cpu"))
+    runner.run_together(named_tasks(long, ["digits/train-classifier"]), 2)
+"""
+    (tmp_path / "main.py").write_text(script)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    main = subprocess.Popen([sys.executable, tmp_path / "main.py"], env=environment)
+    folder = tmp_path / "digits" / "train-classifier"
+
+    def waited(for_use: bool) -> bool:
+        ends = time.monotonic() + 120
+        while time.monotonic() < ends:
+            try:
+                with locked_folder(folder) if folder.exists() else nullcontext():
+                    in_use = False
+            except FolderInUse:
+                in_use = True
+            if in_use == for_use:
+                return True
+            time.sleep(0.2)
+        return False
+
+    try:
+        assert waited(True), "the step has begun"
+    finally:
+        main.kill()
+        main.wait()
+    assert waited(False), "it has ended"
 
 
 def test_steps_side_by_side_need_those_before_them(tmp_path: Path) -> None:

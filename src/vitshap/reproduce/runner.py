@@ -6,6 +6,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import platform
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -205,6 +206,7 @@ def _run_alone(
     profile: Profile, out: Path, sources: Sources, device: torch.device, task: Task, jobs: int, log: Path
 ) -> None:
     """Run a step in this process, one of ``jobs``, with its share of memory or threads; exit with 1 if it fails."""
+    threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
     if device.type == "cuda":
         torch.cuda.set_per_process_memory_fraction(0.95 / jobs, device.index)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
@@ -219,6 +221,14 @@ def _run_alone(
                 f"{task.name}: {type(error).__name__}: {error}", highlight=False, soft_wrap=True, markup=False
             )
             raise SystemExit(1) from None
+
+
+def _end_with_parent() -> None:
+    """Wait until the main process has ended, which may have been killed, and end this one: nobody would start the rest."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def machine(device: torch.device) -> dict[str, Any]:
