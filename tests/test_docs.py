@@ -91,5 +91,6 @@ def test_pictures_are_small() -> None:
 
 
 def _anchors(page: Path) -> set[str]:
-    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    text = re.sub(r'^--8<-- "(.+)"$', lambda file: (ROOT / file[1]).read_text(), page.read_text(), flags=re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
