@@ -1,15 +1,17 @@
 """Our estimators against shapiq's, which run in another process and ask for values."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from tests.small_nets import random_images, small_net
-from vitshap.bench.race import Racing, race, verdict
+from vitshap.bench.race import RUNS, Racing, race, verdict
 from vitshap.cli import app
 from vitshap.estimators.exact import exact
+from vitshap.experiments.tables import Table
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +45,27 @@ def test_estimators_of_shapiq_run_beside_ours_on_the_same_games(racing: Racing) 
     ratio = rows["kernelshap", 40]["error"].value / rows["shapiq KernelSHAP", 40]["error"].value
     assert found.values("kernelshap_ratio")[0] == pytest.approx(ratio)
     assert json.dumps(found.to_json())
+
+
+def test_an_interrupted_race_continues(racing: Racing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(estimators: tuple[str, ...] = ("KernelSHAP",)) -> Table:
+        known = racing.known(2**8, tmp_path)
+        return race(racing, known, budgets=(40,), seeds=(0, 1), estimators=estimators, folder=tmp_path)
+
+    whole, path = run(), tmp_path / RUNS
+    lines = path.read_text().splitlines(keepends=True)
+    assert len(lines) == 2 * 2 + 2 * 2  # two of ours for all images, two seeds and images of theirs
+    path.write_text("".join(lines[:-2]) + lines[-2][:30])  # killed while the last but one was written
+    assert [row["error"] for row in run().rows] == [row["error"] for row in whole.rows]
+    assert path.read_text().splitlines(keepends=True)[:-2] == lines[:-2]
+    kept = path.read_text()
+    with_failure = run(("KernelSHAP", "ShaplEIG"))  # which refuses so few evaluations
+    assert len(with_failure.notes) == 1
+    assert path.read_text() == kept  # failures may be for want of a package, and are tried again
+    monkeypatch.setattr(Racing, "game", None)
+    assert [row["error"] for row in run().rows] == [row["error"] for row in whole.rows]  # nothing is computed again
+    with pytest.raises(ValueError, match="was made for another number of evaluations"):
+        racing.known(2**9, tmp_path)
 
 
 def test_the_command_names_what_is_missing() -> None:

@@ -76,6 +76,9 @@ def bench_race(
     estimators: Annotated[str, typer.Option(help="Estimators of shapiq, separated by semicolons.")] = "all",
     shapiq_python: Annotated[str, typer.Option(help="Python that has shapiq 1.8; default: this one.")] = sys.executable,
     workers: Annotated[int, typer.Option(min=1, help="Processes that fit shapiq's estimators.")] = 1,
+    folder: Annotated[
+        Path | None, typer.Option(help="For reference values and finished runs; what is there is not computed again.")
+    ] = None,
     compiled: Compiled = True,
     device: Device = "auto",
     out: Out = None,
@@ -104,12 +107,13 @@ def bench_race(
     progress.start(f"reference values of {images} images, {reference:,} evaluations each")
     table = race.race(
         racing,
-        racing.known(reference),
+        racing.known(reference, folder),
         budgets=[int(number) for number in budgets.split(",")],
         seeds=range(seeds),
         estimators=names,
         python=shapiq_python,
         workers=workers,
+        folder=folder,
         title=f"{model}, {images} images, {seeds} seeds",
         note=progress.start,
     )

@@ -2,7 +2,7 @@
 
 Theirs get more evaluations than ours, n / 0.7 for n. Evaluations are made here, in batches on a GPU if there is one;
 shapiq fits in processes beside it (``shapiq_worker``), since its regressions take longer than the evaluations. An
-estimator that cannot do a game says so in the notes.
+estimator that cannot do a game says so in the notes. With a folder, an interrupted race continues after its last run.
 """
 
 from __future__ import annotations
@@ -32,9 +32,13 @@ from vitshap.estimators.kernel import kernelshap
 from vitshap.estimators.priors import read_tokens, token_prior
 from vitshap.estimators.refine import refine
 from vitshap.experiments.tables import Column, Table
+from vitshap.files import read_tensors, write_tensors, write_text
 from vitshap.game import Game
 from vitshap.models import MaskedModel
+from vitshap.models.base import fingerprint
 
+REFERENCE, RUNS = "reference.safetensors", "runs.jsonl"
+"""Files of an interrupted race."""
 SHARE = 0.7
 """Our evaluations divided by theirs."""
 OURS = ("kernelshap", "refine, tokens")
@@ -84,14 +88,24 @@ class Racing:
         game = self._single[image]
         return torch.cat([part[0, :, 0] for part in game.stream(coalitions.to(game.device))]).double().cpu()
 
-    def known(self, budget: int) -> Known:
-        """Compute reference values with this many evaluations per image."""
+    def known(self, budget: int, folder: Path | None = None) -> Known:
+        """Compute reference values with this many evaluations per image, or read those of ``folder``."""
+        about = {
+            "model": self.model.fingerprint(),
+            "set of images": fingerprint({"pixels": self.pixels}),
+            "number of evaluations": str(budget),
+        }
+        if folder is not None and (folder / REFERENCE).exists():
+            return Known(**read_tensors(folder / REFERENCE, about))
         found = [
             split_half(kernelshap, self.game(part), budget=budget, seed=500_000 + part.start) for part in self.parts
         ]
         errors = [one.stderr for one, _ in found if one.stderr is not None]
         values, stderr = torch.cat([one.values for one, _ in found]), torch.cat(errors)
-        return Known(values[..., 0].cpu(), stderr[..., 0].cpu(), torch.cat([one for _, one in found])[:, 0].cpu())
+        known = Known(values[..., 0].cpu(), stderr[..., 0].cpu(), torch.cat([one for _, one in found])[:, 0].cpu())
+        if folder is not None:
+            write_tensors(folder / REFERENCE, known._asdict(), about)
+        return known
 
     def ours(self, name: str, budget: int, seed: int) -> Tensor:
         """Return the values of one of our estimators, float64 ``[N, d]``."""
@@ -116,19 +130,25 @@ def race(
     estimators: Sequence[str] = tuple(ESTIMATORS),
     python: str = sys.executable,
     workers: int = 1,
+    folder: Path | None = None,
     title: str = "race",
     note: Callable[[str], object] = lambda text: None,
 ) -> Table:
     """Compare squared errors relative to the variance of the values, mean over images and seeds.
 
     ``python`` runs shapiq, in ``workers`` processes. ``estimators`` are shapiq's. The errors of the reference values are
-    subtracted.
+    subtracted. In ``folder``, where ``known`` is stored too, finished runs are kept and not made again.
     """
-    table = Table(title, COLUMNS)
+    table, finished = Table(title, COLUMNS), _Finished(folder)
     for name in OURS:
         for budget in budgets:
             note(f"{title}: {name}, {budget:,} evaluations")
-            runs = [racing.ours(name, budget, seed) for seed in seeds]
+            runs = []
+            for seed in seeds:
+                job = {"estimator": name, "seed": seed, "budget": budget}
+                if job not in finished:
+                    finished.add({"job": job, "values": racing.ours(name, budget, seed).tolist()})
+                runs.append(torch.tensor(finished[job]["values"], dtype=torch.float64))
             _add(table, known, name, budget, budget, [(i, one[i]) for one in runs for i in range(len(one))], 0.0)
     given = {budget: round(budget / SHARE) for budget in budgets}
     d = racing.model.num_players
@@ -139,8 +159,10 @@ def race(
         for seed in seeds
         for image in range(len(racing.pixels))
     ]
-    note(f"{title}: {len(jobs):,} runs of shapiq's estimators")
-    answers = _served(jobs, racing, python, workers)
+    missing = [job for job in jobs if job not in finished]
+    note(f"{title}: {len(missing):,} runs of shapiq's estimators")
+    _serve(missing, racing, python, workers, finished.add)
+    answers = [finished[job] for job in jobs]
     for name in estimators:
         for budget in budgets:
             own = [one for one in answers if (one["job"]["estimator"], one["job"]["n"]) == (name, budget)]
@@ -227,10 +249,44 @@ def _add(
     )
 
 
-def _served(jobs: Sequence[Mapping[str, Any]], racing: Racing, python: str, workers: int) -> list[dict[str, Any]]:
-    """Run the jobs in worker processes, whose coalitions are evaluated here; return their answers."""
-    waiting, answers = iter(jobs), []
-    with _workers(python, min(workers, max(len(jobs), 1))) as connections:
+class _Finished:
+    """Answers of finished runs by their job, in a file of JSON lines if there is a folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._path = None if folder is None else folder / RUNS
+        self._found: dict[str, dict[str, Any]] = {}
+        if self._path is not None and self._path.exists():
+            # A run that was killed while it wrote leaves an incomplete last line.
+            lines = [line for line in self._path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            write_text(self._path, "".join(lines))
+            for answer in map(json.loads, lines):
+                self._found[json.dumps(answer["job"], sort_keys=True)] = answer
+
+    def __contains__(self, job: Mapping[str, Any]) -> bool:
+        return json.dumps(job, sort_keys=True) in self._found
+
+    def __getitem__(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        return self._found[json.dumps(job, sort_keys=True)]
+
+    def add(self, answer: dict[str, Any]) -> None:
+        """Keep an answer; a failure, which may be for want of a package, is not stored."""
+        self._found[json.dumps(answer["job"], sort_keys=True)] = answer
+        if self._path is not None and "error" not in answer:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a") as file:
+                file.write(json.dumps(answer) + "\n")
+
+
+def _serve(
+    jobs: Sequence[Mapping[str, Any]],
+    racing: Racing,
+    python: str,
+    workers: int,
+    answered: Callable[[dict[str, Any]], object],
+) -> None:
+    """Run the jobs in worker processes, whose coalitions are evaluated here; ``answered`` gets every answer."""
+    waiting = iter(jobs)
+    with _workers(python, min(workers, len(jobs))) as connections:
         busy = list(connections)
         while busy:
             for connection in wait(busy):
@@ -240,12 +296,11 @@ def _served(jobs: Sequence[Mapping[str, Any]], racing: Racing, python: str, work
                     connection.send_bytes(_evaluated(racing, message, connection.recv_bytes()))
                     continue
                 if "job" in message:
-                    answers.append(message)
+                    answered(message)
                 job = next(waiting, None)
                 connection.send_bytes(json.dumps(job or {}).encode())
                 if job is None:
                     busy.remove(connection)
-    return answers
 
 
 def _evaluated(racing: Racing, message: Mapping[str, Any], packed: bytes) -> bytes:
