@@ -58,6 +58,14 @@ def test_steps_and_methods_exist() -> None:
     assert used | set(with_needs(EXPERIMENTS)) == set(STEPS), "no step is made for nothing"
 
 
+def test_the_removal_figure_has_all_three_data_sets() -> None:
+    assert [panel.data for panel in SPECIFICATIONS["figure-5"].panels] == ["imagenette", "mura", "pets"]
+    tasks = {task.name for task in tasks_of(SMALL, [SPECIFICATIONS["figure-5"]])}
+    assert {
+        f"{name}/{step}" for name in ("imagenette", "chest", "pets") for step in ("train-surrogate-pixels", "removal")
+    } <= tasks
+
+
 def test_every_step_comes_after_what_it_needs() -> None:
     order = [task.step for task in tasks_of(SMOKE, SPECIFICATIONS.values())]
     assert len(order) == len(set(order))
