@@ -1,6 +1,8 @@
 """Error against evaluations on digits with exact values, and the command that calibrates a bundle."""
 
 import json
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,6 +113,36 @@ def test_stored_estimates_give_the_same_table_and_are_not_computed_again(
     shown = [row for row in rules.rows if row["rule"].value == "kernelshap"]
     own = [row for row in table.rows if row["method"].value == "kernelshap"]
     assert [row["l2_target"].value for row in shown] == [row["l2_target"].value for row in own]
+
+
+def test_stored_estimates_are_of_the_same_model_images_and_explainer(
+    explainer: Explainer, known: tuple[Tensor, Truth], tmp_path: Path
+) -> None:
+    pixels, truth = known
+    explainer = deepcopy(explainer)
+    explainer.calibration = calibrate(explainer, pixels[:30], truth.values[:30])
+    subject = estimates.Subject(explainer.surrogate, pixels[30:], explainer)
+    for name in METHODS:
+        estimates.stored(tmp_path, subject, Key(name, 10))
+    estimates.stored_accuracy(tmp_path, subject, 0.9, budget=16)
+
+    def refused(other: estimates.Subject, what: str, *names: str) -> None:
+        for name in names:
+            with pytest.raises(ValueError, match=f"was made for another {what}"):
+                estimates.stored(tmp_path, other, Key(name, 10))
+        with pytest.raises(ValueError, match=f"was made for another {what}"):
+            estimates.stored_accuracy(tmp_path, other, 0.9, budget=16)
+
+    refused(replace(subject, pixels=pixels[:30]), "set of images", *METHODS)
+    explainer.calibration = calibrate(explainer, pixels[30:], truth.values[30:])
+    refused(subject, "calibration of the explainer", EXPLAINER, REFINED)
+    with torch.no_grad():
+        next(explainer.network.parameters()).add_(1)
+    refused(subject, "explainer", EXPLAINER, REFINED)
+    estimates.stored(tmp_path, subject, Key(KERNELSHAP, 10))  # needs no explainer
+    with torch.no_grad():
+        next(explainer.surrogate.net.parameters()).add_(1)
+    refused(subject, "model", *METHODS)
 
 
 def test_a_single_budget_for_as_many_images_is_interpolated(known: tuple[Tensor, Truth]) -> None:

@@ -218,10 +218,9 @@ def bench_refine(
     for key in estimates.keys(methods, numbers, range(seeds)):
         progress.start(f"{key.method}, {key.budget:,} evaluations per image, seed {key.seed}")
         estimates.stored(folder, subject, key)
-    path = folder / estimates.accuracy_file(accuracy)
-    if "accuracy" in asked and not path.exists():
+    if "accuracy" in asked:
         progress.start(f"until the estimated correlation is {accuracy:g}")
-        estimates.write(path, estimates.reach_accuracy(subject, accuracy, budget=max(numbers)))
+        estimates.stored_accuracy(folder, subject, accuracy, budget=max(numbers))
 
 
 @subcommand("refine-tables")

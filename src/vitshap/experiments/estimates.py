@@ -7,8 +7,9 @@ GPU has many coalitions at once; the seed belongs to the batch.
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from vitshap.explainers import Explainer
 from vitshap.files import read_tensors, write_tensors
 from vitshap.game import Game
 from vitshap.models import MaskedModel
+from vitshap.models.base import fingerprint
 
 EXPLAINER, KERNELSHAP, TOKENS, REFINED = "explainer", "kernelshap", "refine, tokens", "refine, explainer"
 CONTROL = "control variate"
@@ -88,6 +90,17 @@ class Subject:
         """Return the methods that can be compared."""
         return METHODS if self.explainer is not None else (KERNELSHAP, TOKENS)
 
+    def about(self, method: str) -> dict[str, str]:
+        """Return what estimates by this method belong to, stored with them."""
+        about = {"model": self.model.fingerprint(), "set of images": fingerprint({"pixels": self.pixels})}
+        if self.explainer is None or method in (KERNELSHAP, TOKENS):
+            return about
+        calibration = None if self.explainer.calibration is None else self.explainer.calibration.to_json()
+        return about | {
+            "explainer": fingerprint(self.explainer.state_dict()),
+            "calibration of the explainer": json.dumps(calibration),
+        }
+
     def prior(self, part: slice, method: str, game: Game) -> Prior:
         """Return the prior of a method for some of the images."""
         pixels = self.pixels[part]
@@ -120,12 +133,23 @@ def estimate(subject: Subject, key: Key) -> dict[str, Values]:
 
 
 def stored(folder: Path, subject: Subject, key: Key) -> Values:
-    """Return the values of ``key`` from the folder, computed and written there before if they are not in it."""
-    path = folder / key.file
+    """Return the values of ``key`` from the folder, computed and written there before if they are not in it.
+
+    A ``ValueError`` if those in the folder belong to another model, explainer or set of images.
+    """
+    path, about = folder / key.file, subject.about(key.method)
     if not path.exists():
         for name, values in estimate(subject, key).items():
-            write(folder / replace(key, method=name).file, values)
-    return read(path)
+            write(folder / replace(key, method=name).file, values, about)
+    return read(path, about)
+
+
+def stored_accuracy(folder: Path, subject: Subject, accuracy: float, *, budget: int) -> Values:
+    """Return what ``reach_accuracy`` found from the folder, as ``stored`` does."""
+    path, about = folder / accuracy_file(accuracy), subject.about(ACCURACY)
+    if not path.exists():
+        write(path, reach_accuracy(subject, accuracy, budget=budget), about)
+    return read(path, about)
 
 
 def reach_accuracy(subject: Subject, accuracy: float, *, budget: int, seed: int = 0) -> Values:
@@ -153,19 +177,21 @@ def accuracy_file(accuracy: float) -> str:
     return f"{ACCURACY}_{accuracy:g}.safetensors"
 
 
-def write(path: Path, values: Values) -> None:
-    """Write values to a file, atomically, in single precision."""
+def write(path: Path, values: Values, about: Mapping[str, str] | None = None) -> None:
+    """Write values to a file, atomically, in single precision, with what they belong to."""
     tensors = {
         "values": values.values.float(),
         "evaluations": values.evaluations,
         "seconds": torch.tensor(values.seconds, dtype=torch.float64),
     }
-    write_tensors(path, tensors if values.stderr is None else tensors | {"stderr": values.stderr.float()})
+    if values.stderr is not None:
+        tensors["stderr"] = values.stderr.float()
+    write_tensors(path, tensors, about)
 
 
-def read(path: Path) -> Values:
-    """Read what ``write`` wrote, in double precision."""
-    tensors = read_tensors(path)
+def read(path: Path, about: Mapping[str, str] | None = None) -> Values:
+    """Read what ``write`` wrote, in double precision; a ``ValueError`` if it belongs to something else."""
+    tensors = read_tensors(path, about)
     stderr = tensors["stderr"].double() if "stderr" in tensors else None
     return Values(tensors["values"].double(), stderr, tensors["evaluations"], float(tensors["seconds"]))
 
