@@ -24,7 +24,7 @@ from vitshap.cli import app
 from vitshap.files import FolderInUse, locked_folder, write_text
 from vitshap.reproduce import command, shapley, store
 from vitshap.reproduce.context import Context, Sources
-from vitshap.reproduce.profiles import PROFILES
+from vitshap.reproduce.profiles import PROFILES, SMALL
 from vitshap.reproduce.runner import Runner, Task, named_tasks, tasks_of
 from vitshap.reproduce.shapley import predictions, stored_truth, stored_values
 from vitshap.reproduce.sources import source_lines
@@ -129,6 +129,16 @@ def test_a_second_run_does_nothing(finished: Runner) -> None:
     assert again.seconds(tasks) == {}
     again.run(tasks)
     assert {path: path.stat().st_mtime_ns for path in finished.store.out.rglob("*") if path.is_file()} == before
+
+
+def test_times_are_those_of_the_setting(tmp_path: Path) -> None:
+    runner = Runner(SMALL, tmp_path, Sources({}), torch.device("cpu"))
+    expected = runner.seconds(tasks_of(SMALL, SPECIFICATIONS.values()))
+    assert all(expected.values())
+    classifier = [expected[f"{name}/train-classifier"] or 0 for name in ("chest", "pets", "imagenette")]
+    assert classifier == sorted(classifier), "the training sets are of 1,890, 5,879 and 9,469 images"
+    assert SMALL.expected("pets", "ablation-unet") == SMALL.expected("imagenette", "ablation-scratch")
+    assert SMALL.expected("pets", "unknown") is None
 
 
 def test_results_of_other_settings_are_not_overwritten(finished: Runner) -> None:

@@ -221,7 +221,7 @@ def _not_run(docs: Path) -> list[str]:
         return []
     table = Table("Steps that have not been run", (Column("setting"), Column("steps"), Column("estimated")))
     for setting, names in missing.items():
-        seconds = sum(profile.expected(name) or 0 for name in names)
+        seconds = sum(profile.expected(setting, name) or 0 for name in names)
         ablations = [name for name in names if name.startswith("ablation-")]
         listed = [name for name in names if name not in ablations]
         listed += [f"{len(ablations)} steps ablation-*"] if ablations else []

@@ -107,7 +107,7 @@ class Profile:
     """By data set and model of the paper; what is not there is not run."""
     scale: Scale = field(default_factory=Scale)
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Estimated time of each step; that of every ablation under "ablation"."""
+    """Estimated time of each step, or of SETTING/STEP; that of every ablation under "ablation"."""
     hardware: str = ""
     """What the estimates are for."""
 
@@ -115,9 +115,10 @@ class Profile:
         """Return what stands for a data set and a model of the paper; None: it is not part of the profile."""
         return self.settings.get((data, model))
 
-    def expected(self, step: str) -> float | None:
-        """Return the estimated seconds of a step; None where nothing is known."""
-        return self.seconds.get("ablation" if step.startswith("ablation-") else step)
+    def expected(self, setting: str, step: str) -> float | None:
+        """Return the estimated seconds of a setting's step; None where nothing is known."""
+        step = "ablation" if step.startswith("ablation-") else step
+        return self.seconds.get(f"{setting}/{step}", self.seconds.get(step))
 
     def names(self) -> dict[str, Setting]:
         """Return all settings by name."""
@@ -313,8 +314,7 @@ SMALL = Profile(
             "imagenette-deit-tiny",
             model=_DEIT,
             architecture="DeiT-Tiny",
-            # with 37 breeds most training images may be of low confidence: repeating them would only make the training longer
-            default_changes=(_ONCE,),
+            default_changes=(_ONCE,),  # with 37 breeds most training images may be of low confidence
             explained_others=10,
             label="reduced scale",
             note="DeiT-Tiny in place of ViT-Base; images of 160 pixels",

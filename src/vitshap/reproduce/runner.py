@@ -193,7 +193,7 @@ class Runner:
     def seconds(self, tasks: Iterable[Task]) -> Mapping[str, float | None]:
         """Return the estimated seconds of the steps that have not finished; None where nothing is known."""
         return {
-            task.name: self.profile.expected(task.step)
+            task.name: self.profile.expected(task.setting.name, task.step)
             for task in tasks
             if self.store.find(task.setting.name, task.step) is None
         }

@@ -1,4 +1,7 @@
-"""Estimated seconds of every step in the profiles ``smoke``, ``small`` and ``full``; one entry stands for all ablations."""
+"""Estimated seconds of every step in the profiles ``smoke``, ``small`` and ``full``; one entry stands for all ablations.
+
+An entry for one setting, SETTING/STEP, goes before that of the step.
+"""
 
 SMOKE = {
     "train-classifier": 9,
@@ -37,7 +40,7 @@ SMOKE = {
     "convergence": 10,
 }
 """Measured, one thread of an otherwise idle core; those of ROAR are projected."""
-SMALL = {
+_IMAGENETTE: dict[str, float] = {
     "train-classifier": 180,
     "train-surrogate": 280,
     "train-explainer-paper": 500,
@@ -78,9 +81,31 @@ SMALL = {
 """Those of classifier, surrogate, both explainers, reference values, our estimators, rivals and removal were measured on
 ImageNette, most of them two to four beside one another on one H200. The others are projected from 148,000 evaluations a
 second, 16 to 31 ms a step of training, and 40 to 100 s until a training has read its images and compiled its networks."""
+_START = 60
+"""Of the seconds of a training: reading the images, and compiling."""
+_TRAINED, _EVALUATED = 9469, 1024
+"""Training images of ImageNette, and evaluated ones."""
+
+
+def _setting(name: str, trained: int, evaluated: int) -> dict[str, float]:
+    """Return ImageNette's seconds for as many images of another setting, by SETTING/STEP."""
+    found: dict[str, float] = {}
+    for step, seconds in _IMAGENETTE.items():
+        if step.startswith("train-"):
+            seconds = _START + (seconds - _START) * trained / _TRAINED
+        elif step.startswith(("evaluate-", "sensitivity", "removal")):
+            seconds *= evaluated / _EVALUATED
+        found[f"{name}/{step}"] = seconds
+    return found
+
+
+SMALL = {**_IMAGENETTE, **_setting("chest", 1890, 624), **_setting("pets", 5879, 735)}
 FULL_FACTOR = 6.5
 """ViT-Base evaluates 148,000 / 22,600 times as slowly."""
 FULL = {
-    **{name: FULL_FACTOR * spent for name, spent in SMALL.items()},
+    **{
+        name: FULL_FACTOR * spent
+        for name, spent in {**_IMAGENETTE, **_setting("mura", 33071, 1024), **_setting("pets", 5879, 735)}.items()
+    },
     **dict.fromkeys(("roar-retrained", "roar-retrained-no-positions"), 264 * 200 * FULL_FACTOR),
 }
