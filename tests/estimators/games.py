@@ -6,6 +6,7 @@ from torch import Tensor
 from vitshap.analytic import AnalyticGame
 from vitshap.bench.estimators import from_table, softmax_table
 from vitshap.coalitions import Coalitions
+from vitshap.estimators.posterior import Prior
 from vitshap.game import Game
 
 
@@ -32,6 +33,16 @@ def size_effect(
 def digit_like(num_players: int = 16, num_outputs: int = 10) -> Game:
     """A classifier-like table of values; a stored table of a digit can stand in its place."""
     return from_table(softmax_table(num_players, num_outputs))
+
+
+def noisy_prior(truth: Tensor, size: float, seed: int = 0) -> Prior:
+    """The exact values with independent errors that add up to zero, and their true size."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = size * torch.randn(truth.shape, generator=generator, dtype=torch.float64)
+    noise = noise - noise.mean(1, keepdim=True)
+    variance = torch.full((len(truth), truth.shape[2]), size**2, dtype=torch.float64)
+    stderr = torch.full_like(truth, size)
+    return Prior(truth + noise, None, variance, None, 0.3, 1.0, stderr)
 
 
 def relative_error(values: Tensor, truth: Tensor) -> float:

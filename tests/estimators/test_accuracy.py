@@ -1,17 +1,19 @@
 """Evaluations until an accuracy is reached, image by image, and one budget for many images."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
+from tests.estimators.games import noisy_prior, relative_error
 from tests.small_nets import random_images, small_net
 from vitshap.bench.estimators import from_table, softmax_table
-from vitshap.estimators.estimate import correlation
+from vitshap.estimators.anytime import Run, Stop, run_together
+from vitshap.estimators.estimate import Estimate, correlation
 from vitshap.estimators.exact import exact
 from vitshap.estimators.kernel import kernelshap
 from vitshap.estimators.permutation import permutation
-from vitshap.estimators.refine import refine
+from vitshap.estimators.refine import RefineState, refine
 from vitshap.methods import method
 
 
@@ -74,6 +76,24 @@ def test_a_total_budget_goes_where_it_helps_most(model: Any) -> None:
     assert int(with_rule.evaluations_each.sum()) < 9000
     assert with_rule.converged is not None
     assert bool(with_rule.converged.all())
+
+
+def test_a_total_budget_corrects_bad_priors_and_leaves_good_ones() -> None:
+    game = from_table(softmax_table(12)[:, :1])
+    truth = exact(game).values
+    sizes = 8 * (0.05,) + 2 * (0.5,)  # of the priors' errors, relative to the values
+    priors = [noisy_prior(truth, size * float(truth.std()), seed) for seed, size in enumerate(sizes)]
+    each, total = 120, 120 * len(sizes)
+    states = [RefineState(game, prior, 4096, seed) for seed, prior in enumerate(priors)]
+    runs = [Run(state, game, budget=total, stop=Stop(), stepwise=True) for state in states]
+    run_together(runs, total)
+    made = [cast(Estimate, one.estimate) for one in runs]
+    spent = [one.evaluations for one in made]
+    assert spent[:8] == 8 * [2]
+    assert total - 300 < sum(spent) <= total
+    alike = [refine(game, prior, budget=each, seed=seed) for seed, prior in enumerate(priors)]
+    errors = [sum(relative_error(one.values, truth) ** 2 for one in estimates) for estimates in (made, alike)]
+    assert errors[0] < 0.3 * errors[1]
 
 
 @pytest.mark.parametrize(

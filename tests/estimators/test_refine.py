@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.estimators.games import digit_like, relative_error, size_effect
+from tests.estimators.games import digit_like, noisy_prior, relative_error, size_effect
 from tests.models import nets
 from tests.small_nets import random_images, small_net
 from vitshap.analytic import additive
@@ -22,16 +22,6 @@ from vitshap.methods import method
 from vitshap.models import wrap
 
 RANDOM = torch.Generator().manual_seed(0)
-
-
-def noisy_prior(truth: Tensor, size: float, seed: int = 0) -> Prior:
-    """The exact values with independent errors that add up to zero, and their true size."""
-    generator = torch.Generator().manual_seed(seed)
-    noise = size * torch.randn(truth.shape, generator=generator, dtype=torch.float64)
-    noise = noise - noise.mean(1, keepdim=True)
-    variance = torch.full((len(truth), truth.shape[2]), size**2, dtype=torch.float64)
-    stderr = torch.full_like(truth, size)
-    return Prior(truth + noise, None, variance, None, 0.3, 1.0, stderr)
 
 
 def test_the_posterior_is_that_of_linear_algebra() -> None:

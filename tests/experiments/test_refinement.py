@@ -15,7 +15,17 @@ from vitshap.cli import app
 from vitshap.data import load_digits
 from vitshap.estimators.truth import Truth
 from vitshap.experiments import estimates
-from vitshap.experiments.estimates import CONTROL, EXPLAINER, KERNELSHAP, METHODS, REFINED, Key, Values, found_in
+from vitshap.experiments.estimates import (
+    CONTROL,
+    EXPLAINER,
+    KERNELSHAP,
+    METHODS,
+    REFINED,
+    TOTAL,
+    Key,
+    Values,
+    found_in,
+)
 from vitshap.experiments.refinement import (
     accuracy_table,
     error_curves,
@@ -108,7 +118,11 @@ def test_stored_estimates_give_the_same_table_and_are_not_computed_again(
     assert Key(CONTROL, 10) in found  # from the evaluations of refine with the explainer
     merged = stored_curves(found, truth[30:])
     assert [row for row in merged.rows if row["method"].value != CONTROL] == table.rows
-    rules = two_step_table(found, truth[30:])
+    total = estimates.stored(tmp_path, subject, Key(TOTAL, 10)).evaluations
+    assert int(total.sum()) <= 10 * len(total)
+    assert len(total.unique()) > 1
+    rules = two_step_table(found_in(tmp_path), truth[30:])
+    assert rules.values("rule").count(TOTAL) == 1
     assert sum("Selective Explanations" in rule for rule in rules.values("rule")) == 2
     shown = [row for row in rules.rows if row["rule"].value == "kernelshap"]
     own = [row for row in table.rows if row["method"].value == "kernelshap"]

@@ -33,6 +33,7 @@ STEPS_OF = {
     "kernelshap": "kernelshap",
     "tokens": "refine, tokens",
     "refine": "refine, explainer",
+    "total": "refine, explainer, total budget",
 }
 STEPS = ("truth", *STEPS_OF, "accuracy")
 Compiled = Annotated[bool, typer.Option(help="Compile the evaluation (GPU).")]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
-from statistics import NormalDist
+from statistics import NormalDist, median
 from typing import Protocol, cast
 
 import torch
@@ -32,6 +32,8 @@ CAUTION = 0.7
 """Without a callback, the next check comes at this share of the evaluations forecast to reach the threshold ..."""
 FARTHEST = 2.0
 """... but at most at this multiple of the present ones, because a regression often beats the forecast."""
+ENOUGH = 8
+"""Evaluations per player from which a posterior's own evaluations tell how fast its error falls."""
 CONFIDENCE = NormalDist().inv_cdf(0.9)
 """An accuracy is reached once nine of ten inputs with the same estimated error have it."""
 
@@ -50,6 +52,8 @@ class State(Protocol):
     """Whether there is an estimate with standard errors before any evaluation but of the endpoints."""
     error_spread: Tensor | None
     """Standard deviation of the logarithm of the mean squared error ``[B, K]``, as far as its size is not known."""
+    evaluated_error: Tensor | None
+    """Mean squared standard error of the evaluations alone, float64 ``[B, K]``; None: no prior, or nothing evaluated."""
 
     def advance(self, evaluations: int) -> int:
         """Evaluate up to ``evaluations`` in total, endpoints included; return how many were used, never more."""
@@ -104,6 +108,7 @@ class Run:
         likely = self._ends[1].gather(1, self._checked).argmax(1, keepdim=True)
         self._likely = self._checked.gather(1, likely)  # [B, 1]
         self._history: list[Checkpoint] = []
+        self.rate: float | None = None
         self.budget = budget
         self.estimate: Estimate | None = None
         steps = stepwise or stop.early or progress is not None
@@ -127,6 +132,7 @@ class Run:
             estimate = replace(estimate, converged=share <= 1 - self._stop.accuracy**2)
         last = Checkpoint(used, float(worst.max()), float(ratios.gather(1, self._likely).max()), float(share.max()))
         self._history.append(last)
+        self.rate = self._rate(estimate)
         self.estimate = replace(estimate, history=tuple(self._history))
         if self._progress is not None:
             self._progress(self.estimate)
@@ -145,14 +151,41 @@ class Run:
         odds = share / (1 - share) * (CONFIDENCE * variance.sqrt()).exp()
         return torch.where(share < 1, odds / (1 + odds), 1.0)
 
+    def _rate(self, estimate: Estimate) -> float | None:
+        """Return how much the inverse of the error's share grows per evaluation; None: nothing is evaluated.
+
+        Precisions add up: evaluations whose errors alone have the share e / n raise the inverse by n / e.
+        """
+        evaluated = self._state.evaluated_error
+        if estimate.stderr is None or (evaluated is None and self._state.known_before):
+            return None
+        share = error_share(estimate, self._game.player_mask)
+        if evaluated is not None:
+            squares = estimate.stderr.square().sum(1)
+            players = squares.new_tensor(self._game.num_players)
+            if self._game.player_mask is not None:
+                players = self._game.player_mask.to(squares).sum(-1, keepdim=True)
+            share = share * evaluated * players / squares.clamp(min=torch.finfo(squares.dtype).tiny)
+        largest = float(share.gather(1, self._checked).amax())
+        return 1 / (largest * estimate.evaluations) if largest > 0 else None
+
     @property
-    def gain(self) -> float:
-        """Expected fall of the error's share of the variance of the next step per evaluation; infinity at first."""
-        last = self._history[-1] if self._history else None
-        if last is None:
+    def knows_rate(self) -> bool:
+        """Whether enough is evaluated for ``rate``: a regression on few evaluations overestimates its errors."""
+        unbiased = not self._state.posterior
+        return self.rate is not None and (unbiased or self._history[-1].evaluations >= ENOUGH * self._game.num_players)
+
+    def gain(self, usual: float) -> float:
+        """Return the expected fall of the error's share per evaluation in the next step; infinity before the first one.
+
+        ``usual`` is the rate where it is not known yet.
+        """
+        if not self._history:
             return inf
-        # error e / n at n evaluations: the fall e / n - e / m for m - n more, divided by m - n
-        return last.error_share / max(self.goal, last.evaluations + 1)
+        last = self._history[-1]
+        rate = self.rate if self.rate is not None and self.knows_rate else usual
+        more = max(self.goal - last.evaluations, 1)
+        return last.error_share**2 * rate / (1 + last.error_share * rate * more)
 
     def _next(self) -> int:
         """Return the evaluations at the next check: larger by ``GROWTH``, or by more if there is a rule and it is far."""
@@ -202,13 +235,23 @@ def run_together(runs: Sequence[Run], total: int) -> None:
         return 0 if one.estimate is None else one.estimate.evaluations
 
     while waiting := [one for one in runs if not one.done]:
-        best = max(waiting, key=lambda one: one.gain)
+        usual = _usual_rate(runs)
+        best = max(waiting, key=lambda one: one.gain(usual))
         left = total - spent + used(best)
         if best.goal > left:
             best.goal = best.budget = left
         spent -= used(best)
         best.step()
         spent += used(best)
+
+
+def _usual_rate(runs: Sequence[Run]) -> float:
+    """Return the median rate of those that know theirs, or else of all that have one.
+
+    If none has one it is tiny, so that the largest error share decides.
+    """
+    rates = [one.rate for one in runs if one.knows_rate] or [one.rate for one in runs]
+    return median([rate for rate in rates if rate is not None] or [1e-9])
 
 
 def _rounded(goal: float, budget: int) -> int:

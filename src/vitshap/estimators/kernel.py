@@ -139,6 +139,7 @@ class PlainState:
 
     posterior, known_before = False, False
     error_spread: Tensor | None = None
+    evaluated_error: Tensor | None = None
 
     def __init__(self, game: Game, paired: bool, sampled: bool, sampling: str, batch: int, seed: int) -> None:
         """Start without evaluations."""

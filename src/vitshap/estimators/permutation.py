@@ -44,6 +44,7 @@ class PermutationState:
 
     posterior, known_before = False, False
     error_spread: Tensor | None = None
+    evaluated_error: Tensor | None = None
 
     def __init__(self, game: Game, batch: int, seed: int) -> None:
         """Start without evaluations."""

@@ -79,6 +79,7 @@ class RefineState:
         self.known_before = prior.stderr is not None
         self._used = 0  # evaluations
         self.error_spread: Tensor | None = torch.full_like(self._mean[:, 0], prior.spread)
+        self.evaluated_error: Tensor | None = None
 
     def advance(self, evaluations: int) -> int:
         """Evaluate up to ``evaluations`` in total, or nothing if they are too few for a correction."""
@@ -93,6 +94,7 @@ class RefineState:
             stderr = self._prior.stderr
             return self._mean, None if stderr is None else stderr.expand_as(self._mean)
         residual, stderr = self._estimate_residual()
+        self.evaluated_error = stderr.square().sum(1) / self._present.sum(1, keepdim=True)
         correction, stderr, self.error_spread = posterior(self._prior, residual, stderr, self._present)
         if self._prior.variance is None:
             stderr = stderr * (1 + 2 * UNKNOWN_SIZE / self._used) ** 0.5

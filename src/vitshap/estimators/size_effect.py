@@ -42,6 +42,7 @@ class SizeEffectState:
 
     posterior, known_before = False, False
     error_spread: Tensor | None = None
+    evaluated_error: Tensor | None = None
 
     def __init__(self, game: Game, paired: bool, moments: Moments, sampling: Sampling, batch: int, seed: int) -> None:
         """Start without evaluations."""

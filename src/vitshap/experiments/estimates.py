@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ EXPLAINER, KERNELSHAP, TOKENS, REFINED = "explainer", "kernelshap", "refine, tok
 CONTROL = "control variate"
 """The explainer as a linear control variate: what ``refine`` with the explainer evaluates, without the posterior."""
 METHODS = (EXPLAINER, KERNELSHAP, TOKENS, REFINED)
+TOTAL = "refine, explainer, total budget"
+"""``refine`` with the explainer, the evaluations of all images together spent where they help most."""
 ACCURACY = "accuracy"
 
 
@@ -88,7 +90,7 @@ class Subject:
 
     def methods(self) -> tuple[str, ...]:
         """Return the methods that can be compared."""
-        return METHODS if self.explainer is not None else (KERNELSHAP, TOKENS)
+        return (*METHODS, TOTAL) if self.explainer is not None else (KERNELSHAP, TOKENS)
 
     def about(self, method: str) -> dict[str, str]:
         """Return what estimates by this method belong to, stored with them."""
@@ -123,6 +125,10 @@ def keys(methods: Sequence[str], budgets: Sequence[int], seeds: Sequence[int]) -
 
 def estimate(subject: Subject, key: Key) -> dict[str, Values]:
     """Estimate the values of all images; for the explainer as a prior also as a control variate (same evaluations)."""
+    if key.method == TOTAL:
+        everything = slice(0, len(subject.pixels))
+        total = key.budget * len(subject.pixels)
+        return {TOTAL: _image_by_image(subject, [everything], seed=key.seed, total_budget=total)}
     started = time.perf_counter()
     found: dict[str, list[Estimate]] = {}
     for number, part in enumerate(subject.parts):
@@ -157,12 +163,17 @@ def reach_accuracy(subject: Subject, accuracy: float, *, budget: int, seed: int 
 
     The prior is the explainer, or tokens without one; ``budget`` is the most for one image.
     """
+    return _image_by_image(subject, subject.parts, budget=budget, seed=seed, accuracy=accuracy)
+
+
+def _image_by_image(subject: Subject, parts: Sequence[slice], **options: Any) -> Values:
+    """Run ``refine``, which spends evaluations unevenly between the images of each part."""
     started = time.perf_counter()
     prior = "tokens" if subject.explainer is None else subject.explainer
-    method = Refine(subject.model, prior=prior, budget=budget, seed=seed, accuracy=accuracy)
+    method = Refine(subject.model, prior=prior, **options)
     everything = list(range(subject.model.num_classes))
     values, errors, evaluations = [], [], []
-    for part in subject.parts:
+    for part in parts:
         explanation = method(subject.pixels[part], target=everything)
         assert explanation.stderr is not None
         assert explanation.evaluations_each is not None
@@ -198,7 +209,7 @@ def read(path: Path, about: Mapping[str, str] | None = None) -> Values:
 
 def found_in(folder: Path) -> dict[Key, Values]:
     """Return all estimates in a folder."""
-    names = {Key(name, 0).file.split("_")[0]: name for name in (*METHODS, CONTROL)}
+    names = {Key(name, 0).file.split("_")[0]: name for name in (*METHODS, CONTROL, TOTAL)}
     found = {}
     for path in sorted(folder.glob("*_*_*.safetensors")):
         method, budget, seed = path.stem.split("_")

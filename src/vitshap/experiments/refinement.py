@@ -28,6 +28,7 @@ from vitshap.experiments.estimates import (
     METHODS,
     REFINED,
     TOKENS,
+    TOTAL,
     Key,
     Subject,
     Values,
@@ -143,7 +144,7 @@ def stored_curves(found: Mapping[Key, Values], truth: Truth, /, *, confidence: f
     for key, values in found.items():
         _require_as_many(len(values.values), truth)
         rows.setdefault((key.method, key.budget), []).append(values)
-    order = (*METHODS, CONTROL)
+    order = (*METHODS, CONTROL, TOTAL)
     for method, budget in sorted(rows, key=lambda row: (order.index(row[0]), row[1])):
         table.add(method=method, budget=budget, **summary(rows[method, budget], truth, confidence))
     return table
@@ -274,7 +275,7 @@ def two_step_table(found: Mapping[Key, Values], truth: Truth) -> Table:
     explainer = found.get(Key(EXPLAINER, 0))
     budgets = sorted(key.budget for key in found if key.method == KERNELSHAP and key.seed == 0)
     for budget in budgets:
-        for method in (KERNELSHAP, TOKENS, CONTROL, REFINED):
+        for method in (KERNELSHAP, TOKENS, CONTROL, REFINED, TOTAL):
             if (values := found.get(Key(method, budget))) is not None:
                 table.add(budget=budget, rule=method, **_shown(values, truth))
         if explainer is None or explainer.stderr is None:
