@@ -21,9 +21,9 @@ from vitshap.game import Game
 
 FEWEST = 8
 """Pairs that one correction needs, and one of every size: fewer do not tell how large their errors are."""
-UNKNOWN_SIZE = 18
-"""If the size of the prior's error is not known, squared standard errors from n pairs are multiplied by 1 + this / n: the
-few pairs that the values are estimated from also tell how far to trust them (docs/estimators.md, section 11)."""
+UNKNOWN_SIZE = 4.5
+"""If the size of the prior's error is not known, squared standard errors from n pairs are multiplied by 1 + this sqrt(d) / n:
+the few pairs that the values are estimated from also tell how far to trust them (docs/estimators.md, section 11)."""
 
 
 def refine(
@@ -97,7 +97,7 @@ class RefineState:
         self.evaluated_error = stderr.square().sum(1) / self._present.sum(1, keepdim=True)
         correction, stderr, self.error_spread = posterior(self._prior, residual, stderr, self._present)
         if self._prior.variance is None:
-            stderr = stderr * (1 + 2 * UNKNOWN_SIZE / self._used) ** 0.5
+            stderr = stderr * (1 + 2 * UNKNOWN_SIZE * self._residual.num_players**0.5 / self._used) ** 0.5
         return self._mean + correction, stderr
 
     def unbiased(self) -> tuple[Tensor, Tensor | None]:
