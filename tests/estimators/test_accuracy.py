@@ -13,7 +13,7 @@ from vitshap.estimators.estimate import Estimate, correlation
 from vitshap.estimators.exact import exact
 from vitshap.estimators.kernel import kernelshap
 from vitshap.estimators.permutation import permutation
-from vitshap.estimators.refine import RefineState, refine
+from vitshap.estimators.refine import RefineState, equal_shares, refine
 from vitshap.methods import method
 
 
@@ -94,6 +94,23 @@ def test_a_total_budget_corrects_bad_priors_and_leaves_good_ones() -> None:
     alike = [refine(game, prior, budget=each, seed=seed) for seed, prior in enumerate(priors)]
     errors = [sum(relative_error(one.values, truth) ** 2 for one in estimates) for estimates in (made, alike)]
     assert errors[0] < 0.3 * errors[1]
+
+
+@pytest.mark.parametrize("name", ["kernelshap", "kernelshap-original", "permutation", "refine"])
+@pytest.mark.parametrize("total", [20, 60, 150, 400, 1000])
+def test_a_small_total_budget_is_shared_or_refused(model: Any, name: str, total: int) -> None:
+    pixels = random_images(model, 5)
+    made = method(name, model, total_budget=total)
+    state = made.state(model.game(pixels[:1]), equal_shares(model.game(pixels[:1])))
+    if total < 5 * max(state.smallest, 2):
+        with pytest.raises(ValueError, match=r"evaluations in total are too few for 5 inputs|is too small"):
+            made(pixels, target="predicted")
+        return
+    explanation = made(pixels, target="predicted")
+    spent = explanation.evaluations_each
+    assert spent is not None
+    assert int(spent.sum()) <= total
+    assert int(spent.min()) >= 2
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,13 @@ from tests.estimators.games import size_effect
 from tests.small_nets import random_images, small_net
 from vitshap import method
 from vitshap.analytic import additive
-from vitshap.estimators.estimate import correlation, reliability_from_errors, spearman_brown, split_half
+from vitshap.estimators.estimate import (
+    correlation,
+    error_ratios,
+    reliability_from_errors,
+    spearman_brown,
+    split_half,
+)
 from vitshap.estimators.kernel import kernelshap
 from vitshap.estimators.permutation import permutation
 
@@ -74,3 +80,17 @@ def test_pure_noise_has_no_reliability() -> None:
 def test_no_reliability_without_errors() -> None:
     with pytest.raises(ValueError, match="larger budget"):
         reliability_from_errors(permutation(additive(torch.ones(1, 10, 1)), budget=20))
+
+
+def test_absent_players_count_neither_in_ratios_nor_in_correlations() -> None:
+    generator = torch.Generator().manual_seed(0)
+    one, two = (3 + torch.randn(2, 6, 3, generator=generator, dtype=torch.float64) for _ in range(2))
+    stderr = torch.rand(2, 6, 3, generator=generator, dtype=torch.float64)
+    mask = torch.tensor([[True] * 4 + [False] * 2, [True] * 6])
+    absent = ~mask[..., None]
+    masked = [each.masked_fill(absent, 0.0) for each in (one, two, stderr)]
+    ratios, found = error_ratios(masked[0], masked[2], mask), correlation(masked[0], masked[1], mask)
+    torch.testing.assert_close(ratios[:1], error_ratios(one[:1, :4], stderr[:1, :4]))
+    torch.testing.assert_close(found[:1], correlation(one[:1, :4], two[:1, :4]))
+    torch.testing.assert_close(found[1:], correlation(one[1:], two[1:]))
+    assert bool((error_ratios(masked[0], masked[2])[0] < ratios[0]).all()), "zeros of absent players widen the range"

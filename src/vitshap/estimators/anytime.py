@@ -102,6 +102,7 @@ class Run:
     ) -> None:
         """Evaluate nothing yet. Without ``stepwise``, a rule to stop or ``progress``, there is one step."""
         require_budget(budget, state.smallest, state.method)
+        self.smallest = state.smallest
         self._state, self._game, self._stop, self._progress = state, game, stop, progress
         self._ends = endpoints(game)
         self._checked = _targets(game, self._ends[1], target)  # [B, T]
@@ -120,7 +121,7 @@ class Run:
         """Evaluate up to the next check; return the estimate."""
         used = self._state.advance(self.goal)
         values, stderr = without_absent(self._game, *self._state.estimate())
-        ratios = error_ratios(values, stderr)  # [B, K]
+        ratios = error_ratios(values, stderr, self._game.player_mask)  # [B, K]
         worst = ratios.gather(1, self._checked).amax(1)  # [B]
         reached = worst < (self._stop.threshold or torch.finfo(ratios.dtype).tiny)
         estimate = Estimate(
@@ -145,11 +146,17 @@ class Run:
 
         The squared error of d - 1 free values has a relative variance of 2 / (d - 1), beside that of its expected size.
         """
-        variance = torch.full_like(share, 2 / max(self._game.num_players - 1, 1))
+        variance = (2 / (self._players - 1).clamp(min=1)).to(share).expand_as(share)
         if self._state.error_spread is not None:
             variance = variance + self._state.error_spread.square()
         odds = share / (1 - share) * (CONFIDENCE * variance.sqrt()).exp()
         return torch.where(share < 1, odds / (1 + odds), 1.0)
+
+    @property
+    def _players(self) -> Tensor:
+        """Number of players of each input, ``[B, 1]``, or ``[1, 1]`` if all are there."""
+        mask = self._game.player_mask
+        return torch.tensor([[self._game.num_players]]) if mask is None else mask.sum(-1, keepdim=True)
 
     def _rate(self, estimate: Estimate) -> float | None:
         """Return how much the inverse of the error's share grows per evaluation; None: nothing is evaluated.
@@ -162,10 +169,7 @@ class Run:
         share = error_share(estimate, self._game.player_mask)
         if evaluated is not None:
             squares = estimate.stderr.square().sum(1)
-            players = squares.new_tensor(self._game.num_players)
-            if self._game.player_mask is not None:
-                players = self._game.player_mask.to(squares).sum(-1, keepdim=True)
-            share = share * evaluated * players / squares.clamp(min=torch.finfo(squares.dtype).tiny)
+            share = share * evaluated * self._players.to(squares) / squares.clamp(min=torch.finfo(squares.dtype).tiny)
         largest = float(share.gather(1, self._checked).amax())
         return 1 / (largest * estimate.evaluations) if largest > 0 else None
 
@@ -173,7 +177,9 @@ class Run:
     def knows_rate(self) -> bool:
         """Whether enough is evaluated for ``rate``: a regression on few evaluations overestimates its errors."""
         unbiased = not self._state.posterior
-        return self.rate is not None and (unbiased or self._history[-1].evaluations >= ENOUGH * self._game.num_players)
+        return self.rate is not None and (
+            unbiased or self._history[-1].evaluations >= ENOUGH * int(self._players.max())
+        )
 
     def gain(self, usual: float) -> float:
         """Return the expected fall of the error's share per evaluation in the next step; infinity before the first one.
@@ -227,9 +233,19 @@ def run(
 def run_together(runs: Sequence[Run], total: int) -> None:
     """Spend ``total`` evaluations on runs of one input each, always where the next step is expected to help most.
 
-    Every run gets its first step if the total suffices for all of these; its last estimate stays in ``estimate``.
+    First every run gets a step, of an equal share if the first steps together would exceed the total. The last estimate of
+    a run stays in ``estimate``.
     """
-    spent = 0
+    least = [max(one.smallest, 2) for one in runs]
+    if total < sum(least):
+        raise ValueError(
+            f"{total} evaluations in total are too few for {len(runs)} inputs: they need at least {sum(least)} (the empty "
+            "and the full coalition of each included)"
+        )
+    if sum(one.goal for one in runs) > total:
+        for one, fewest in zip(runs, least, strict=True):
+            one.goal = min(one.goal, max(total // len(runs), fewest))
+    spent, reserved = 0, sum(least)
 
     def used(one: Run) -> int:
         return 0 if one.estimate is None else one.estimate.evaluations
@@ -237,7 +253,12 @@ def run_together(runs: Sequence[Run], total: int) -> None:
     while waiting := [one for one in runs if not one.done]:
         usual = _usual_rate(runs)
         best = max(waiting, key=lambda one: one.gain(usual))
-        left = total - spent + used(best)
+        if best.estimate is None:
+            reserved -= max(best.smallest, 2)
+        left = total - reserved - spent + used(best)
+        if best.estimate is not None and left <= used(best):
+            best.done = True
+            continue
         if best.goal > left:
             best.goal = best.budget = left
         spent -= used(best)

@@ -77,11 +77,20 @@ ProgressCallback: TypeAlias = Callable[[Estimate], object]
 """Called with every partial estimate; its return value is ignored."""
 
 
-def error_ratios(values: Tensor, stderr: Tensor | None) -> Tensor:
-    """Return ``max_i stderr / (max_i phi - min_i phi)`` of values and errors ``[B, d, K]``, as ``[B, K]``."""
+def error_ratios(values: Tensor, stderr: Tensor | None, player_mask: Tensor | None = None) -> Tensor:
+    """Return ``max_i stderr / (max_i phi - min_i phi)`` of values and errors ``[B, d, K]``, as ``[B, K]``.
+
+    ``player_mask`` (bool ``[B, d]``): players that are absent do not count.
+    """
     if stderr is None:
         return torch.full_like(values[:, 0], torch.inf)
-    spread = values.amax(1) - values.amin(1)
+    low = high = values
+    if player_mask is not None:
+        absent = ~player_mask[..., None].to(values.device)
+        low, high, stderr = (
+            one.masked_fill(absent, end) for one, end in ((low, torch.inf), (high, -torch.inf), (stderr, 0))
+        )
+    spread = high.amax(1) - low.amin(1)
     largest = stderr.amax(1)
     # An output that is the same for all players has no range: it is converged if it has no error either.
     return torch.where(largest > 0, largest / spread, torch.zeros_like(largest))
@@ -135,17 +144,20 @@ def split_half(estimator: Estimator, game: Game, *, budget: int, seed: int = 0) 
         history=(*one.history, *two.history),
         posterior=one.posterior,
     )
-    return mean, spearman_brown(correlation(one.values, two.values))
+    return mean, spearman_brown(correlation(one.values, two.values, game.player_mask))
 
 
-def correlation(one: Tensor, two: Tensor) -> Tensor:
+def correlation(one: Tensor, two: Tensor, player_mask: Tensor | None = None) -> Tensor:
     """Return the Pearson correlation over players of values ``[B, d, K]``, as ``[B, K]``.
 
-    If an output is the same for all players, it is 1 if the two agree and 0 otherwise.
+    If an output is the same for all players, it is 1 if the two agree and 0 otherwise. ``player_mask`` (bool ``[B, d]``):
+    players that are absent do not count.
     """
-    a, b = one - one.mean(1, keepdim=True), two - two.mean(1, keepdim=True)
+    present = torch.ones_like(one[..., :1]) if player_mask is None else player_mask[..., None].to(one)  # [B, d, 1]
+    count = present.sum(1, keepdim=True)
+    a, b = ((each - (each * present).sum(1, keepdim=True) / count) * present for each in (one, two))
     scale = (a.square().sum(1) * b.square().sum(1)).sqrt()
-    agree = torch.isclose(one, two).all(1).to(one.dtype)
+    agree = (torch.isclose(one, two) | (present == 0)).all(1).to(one.dtype)
     return torch.where(scale > 0, (a * b).sum(1) / scale.clamp(min=torch.finfo(one.dtype).tiny), agree)
 
 

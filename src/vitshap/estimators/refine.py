@@ -22,8 +22,8 @@ from vitshap.game import Game
 FEWEST = 8
 """Pairs that one correction needs, and one of every size: fewer do not tell how large their errors are."""
 UNKNOWN_SIZE = 4.5
-"""If the size of the prior's error is not known, squared standard errors from n pairs are multiplied by 1 + this sqrt(d) / n:
-the few pairs that the values are estimated from also tell how far to trust them (docs/estimators.md, section 11)."""
+"""If the size of the prior's error is not known, squared standard errors from n pairs of d players are multiplied by
+1 + this sqrt(d) / n: the few pairs that values are estimated from also tell how far to trust them (docs, section 11)."""
 
 
 def refine(
