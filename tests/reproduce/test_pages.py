@@ -22,7 +22,7 @@ from vitshap.reproduce.runner import Runner
 from vitshap.reproduce.sources import EARLIER_TRAINING, of_earlier_training, source_lines
 from vitshap.reproduce.specifications import SPECIFICATIONS
 from vitshap.reproduce.steps import STEPS
-from vitshap.reproduce.store import RESULT, Store
+from vitshap.reproduce.store import RESULT, Result, Store
 from vitshap.reproduce.summary import PARTS, all_numbers
 from vitshap.reproduce.views import Viewer
 
@@ -105,9 +105,11 @@ def test_results_of_an_earlier_training_are_named(finished: Runner, tmp_path: Pa
     result = store.find("digits", "evaluate-main-rivals")
     assert not of_earlier_training(store, setting, "evaluate-main-rivals", result)
     trained = store.find("digits", "train-surrogate")
-    later = {**trained.record, "date": "2999-01-01"}
+    later = {**trained.record, "weights": "other", "date": "2999-01-01"}
     (trained.folder / RESULT).write_text(json.dumps(later), encoding="utf-8")
     assert of_earlier_training(store, setting, "evaluate-main-rivals", result)
+    older = Result(result.folder, {key: one for key, one in result.record.items() if key != "networks"})
+    assert of_earlier_training(store, setting, "evaluate-main-rivals", older), "by the date"
     classifier = store.find("digits", "train-classifier")
     assert not of_earlier_training(store, setting, "train-classifier", classifier), "it needs no other network"
     assert EARLIER_TRAINING in "\n".join(source_lines(Viewer(TINY, store).view(SPECIFICATIONS["table-7"]).sources))

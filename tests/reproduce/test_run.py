@@ -24,10 +24,11 @@ from vitshap.cli import app
 from vitshap.files import FolderInUse, locked_folder, write_text
 from vitshap.reproduce import command, shapley, store
 from vitshap.reproduce.context import Context, Sources
+from vitshap.reproduce.measurements import reference_images
 from vitshap.reproduce.profiles import PROFILES, SMALL
 from vitshap.reproduce.runner import Runner, Task, named_tasks, tasks_of
 from vitshap.reproduce.shapley import predictions, stored_truth, stored_values
-from vitshap.reproduce.sources import source_lines
+from vitshap.reproduce.sources import of_earlier_training, source_lines
 from vitshap.reproduce.specifications import ALL_METHODS, ESTIMATORS, EXPLAINERS, MAIN_METHODS, SPECIFICATIONS
 from vitshap.reproduce.store import SHARD, Store, rounded
 from vitshap.reproduce.views import ROWS, Viewer, crossing
@@ -197,6 +198,74 @@ def test_steps_run_side_by_side_and_one_that_fails_does_not_end_the_others(tmp_p
     ]
 
 
+def test_times_are_measured_beside_no_other_step(finished: Runner, tmp_path: Path) -> None:
+    shutil.copytree(finished.store.out / "digits", tmp_path / "digits")
+    for name in ("timing", "removal"):
+        shutil.rmtree(tmp_path / "digits" / name)
+    said = StringIO()
+    runner = Runner(TINY, tmp_path, Sources({}), torch.device("cpu"), Console(file=said, width=200))
+    results = runner.run_together(named_tasks(TINY, ["digits/timing", "digits/removal"]), 2)
+    lines = [line for line in said.getvalue().splitlines() if "finished before" not in line]
+    order = [line.split(":")[0] + (" started" if "started" in line else " ended") for line in lines]
+    assert order == ["digits/removal started", "digits/removal ended", "digits/timing started", "digits/timing ended"]
+    assert [one.record.get("jobs") for one in results] == [None, 2]
+
+
+def test_results_of_networks_that_were_trained_again_are_not_used(finished: Runner, tmp_path: Path) -> None:
+    """The settings are the same, the weights are not."""
+    shutil.copytree(finished.store.out / "digits", tmp_path / "digits")
+    runner = Runner(TINY, tmp_path, Sources({}), torch.device("cpu"))
+    task = Task(TINY.setting("imagenette", "vit-base"), "evaluate-main-rivals")
+    result = runner.run_one(task)
+    surrogate = runner.store.find("digits", "train-surrogate")
+    assert result.networks["train-surrogate"] == surrogate.weights_digest
+    record = {**surrogate.record, "weights": "other"}
+    write_text(surrogate.folder / "result.json", json.dumps(record))
+    with pytest.raises(
+        ValueError, match=r"evaluate-main-rivals was made with other weights of train-surrogate: remove"
+    ):
+        runner.run_one(task)
+    assert of_earlier_training(runner.store, task.setting, task.step, result)
+    work = runner.store.begin("digits", "truth", "a", {"train-surrogate": "one"})
+    with store.Stopwatch(work, "a", {"train-surrogate": "one"}):
+        pass
+    assert runner.store.begin("digits", "truth", "a", {"train-surrogate": "one"}) == work
+    with pytest.raises(ValueError, match="intermediate files"):
+        runner.store.begin("digits", "truth", "a", {"train-surrogate": "two"})
+
+
+def test_patches_of_other_images_are_of_all_classes(finished: Runner) -> None:
+    """Also if the images are sorted by class, as those of folders are."""
+    context = Context(TINY, TINY.setting("imagenette", "vit-base"), finished.store, Sources({}), torch.device("cpu"))
+    train = context.splits.train
+    context.splits = context.splits._replace(train=train.subset(torch.as_tensor(train.labels).argsort()))
+    labels = torch.as_tensor(reference_images(context).labels)
+    assert len(labels) == 64
+    assert len(labels.unique()) == 10
+
+
+def test_weights_are_given_for_all_settings_or_for_one(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("one.safetensors", "pets.safetensors")]
+    for path in files:
+        path.write_bytes(path.name.encode())
+    full = PROFILES["full"]
+    sources = command._sources(full, [], [str(files[0]), f"pets={files[1]}"], tmp_path)
+    given = {
+        name: Context(full, setting, Store(tmp_path), sources, torch.device("cpu")).recipe.model.weights
+        for name, setting in full.names().items()
+    }
+    assert given == {name: str(files[name == "pets"]) for name in full.names()}
+    digests = {
+        Context(full, full.names()[name], Store(tmp_path), sources, torch.device("cpu")).pretrained_digest
+        for name in ("pets", "mura")
+    }
+    assert len(digests) == 2
+    with pytest.raises(ValueError, match="there is no file"):
+        command._sources(full, [], ["pets=none.safetensors"], tmp_path)
+    with pytest.raises(ValueError, match=r"the profile full has the settings .*pets; got pest=x"):
+        command._sources(full, [], ["pest=x"], tmp_path)
+
+
 def test_steps_side_by_side_end_with_the_main_process(tmp_path: Path) -> None:
     """Also if it is killed: a step's folder is free again, and the step continues when it is run again."""
     script = f"""
@@ -355,6 +424,7 @@ def test_crossings_are_interpolated() -> None:
     assert crossing(evaluations, curve, 5.0) == 100
     assert crossing(evaluations, curve, 0.5) is None
     assert crossing(evaluations, [0.9, 0.5, 0.1], 0.1) == 10000
+    assert crossing(evaluations, [0.1393145, 0.5, 0.1], 0.139314) == 100, "stored numbers are rounded"
 
 
 def test_the_command_estimates_runs_and_reports(finished: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

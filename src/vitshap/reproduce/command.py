@@ -50,7 +50,7 @@ def run(
     chosen: str,
     steps: Sequence[str],
     data: Sequence[str],
-    weights: Path | None,
+    weights: Sequence[str],
     out: Path,
     device: str,
     jobs: int,
@@ -132,22 +132,29 @@ def write_view(view: View, folder: Path) -> None:
     write_text(folder / f"{one.id}.md", "\n".join(lines) + "\n")
 
 
-def _sources(kind: Profile, data: Sequence[str], weights: Path | None, out: Path) -> Sources:
-    """Read ``NAME=PATH`` or ``PATH``, which is for every data set of the profile."""
-    known = {one.data for one in kind.settings.values()}
+def _sources(kind: Profile, data: Sequence[str], weights: Sequence[str], out: Path) -> Sources:
+    """Read where images and weights are."""
+    sets = _by_name(
+        data, {one.data for one in kind.settings.values()}, f"--data: the profile {kind.name} has the data sets"
+    )
+    files = _by_name(weights, set(kind.names()), f"--weights: the profile {kind.name} has the settings")
+    for path in files.values():
+        if not Path(path).is_file():
+            raise ValueError(f"--weights: there is no file {path}")
+    return Sources(sets, files, out / "work" / "data")
+
+
+def _by_name(texts: Sequence[str], known: set[str], option: str) -> dict[str, str]:
+    """Read ``NAME=PATH``, or ``PATH``, which is for every other name."""
     given: dict[str, str] = {}
-    for text in data:
+    for text in texts:
         name, equals, path = text.partition("=")
         if not equals or name not in known:
             if equals and not Path(text).exists():
-                raise ValueError(
-                    f"--data {text}: the profile {kind.name} uses the data sets {', '.join(sorted(known))}"
-                )
+                raise ValueError(f"{option} {', '.join(sorted(known))}; got {text}")
             name, path = "", text
         given[name] = path
-    if weights is not None and not weights.is_file():
-        raise ValueError(f"--weights: there is no file {weights}")
-    return Sources(given, None if weights is None else str(weights), out / "work" / "data")
+    return given
 
 
 def _with_data(runner: Runner, tasks: Sequence[Task], console: Console) -> list[Task]:

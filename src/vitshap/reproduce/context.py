@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from random import Random
@@ -20,7 +20,7 @@ from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel
 from vitshap.reproduce.profiles import Profile, Scale, Setting
 from vitshap.reproduce.specifications import EXPLAINERS, OURS
-from vitshap.reproduce.store import Result, Store
+from vitshap.reproduce.store import Result, Store, digest_of_files
 from vitshap.training.batches import Images, decoding, evenly
 from vitshap.training.configs import ClassifierTraining, ExplainerTraining, SurrogateTraining, resolve_auto
 from vitshap.training.explainer import network_config
@@ -41,8 +41,8 @@ class Sources:
 
     data: Mapping[str, str]
     """Folders or archives, by the name of the data set; "" for every other one."""
-    weights: str | None = None
-    """Safetensors file with the weights that the model starts from; None: downloaded by timm."""
+    weights: Mapping[str, str] = field(default_factory=dict)
+    """Safetensors files with the weights that models start from, by setting; "" for every other one. Default: timm's."""
     cache: Path | None = None
     """Where archives are unpacked."""
 
@@ -71,6 +71,16 @@ class Context:
         """Numbers of the measurements."""
         return self.profile.scale
 
+    @property
+    def weights(self) -> str | None:
+        """File of the weights that the model starts from, if one was given."""
+        return self.sources.weights.get(self.setting.name) or self.sources.weights.get("")
+
+    @cached_property
+    def pretrained_digest(self) -> str | None:
+        """Digest of that file."""
+        return None if self.weights is None else digest_of_files([Path(self.weights)])
+
     @cached_property
     def recipe(self) -> Recipe:
         """Recipe of classifier, surrogate and the explainer by the paper's procedure."""
@@ -79,8 +89,8 @@ class Context:
         changes = [*self.scale.training, *setting.changes]
         if self.sources.cache is not None:
             changes.append(f"data.cache={self.sources.cache}")
-        if setting.model is not None and self.sources.weights is not None:
-            changes.append(f"model.weights={self.sources.weights}")
+        if self.weights is not None:
+            changes.append(f"model.weights={self.weights}")
         return load_recipe(setting.recipe, data=source, model=setting.model, settings=changes)
 
     @cached_property
@@ -131,7 +141,10 @@ class Context:
         settings = self.recipe.data
         if settings.source is None:
             raise ValueError(f"where are the images of {self.setting.data}? Give --data {self.setting.data}=PATH")
-        splits = load_images(settings)
+        try:
+            splits = load_images(settings)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"the images of {self.setting.data}: {error}") from error
         if self.scale.split is None:
             return splits
         most = (len(part) if count is None else count for part, count in zip(splits, self.scale.split, strict=True))

@@ -29,7 +29,7 @@ from vitshap.models.base import evaluating
 from vitshap.reproduce.context import EXPLAINER_STEPS, SEED, Context
 from vitshap.reproduce.shapley import predictions, stored_truth, stored_values
 from vitshap.reproduce.specifications import ALL_METHODS, ESTIMATED_ROWS, EXPLAINERS, MAIN_METHODS
-from vitshap.training.batches import Images
+from vitshap.training.batches import Images, evenly
 from vitshap.training.values.store import Evaluator
 
 FAITHFULNESS = {"faithfulness": "faithfulness:authors", "faithfulness formula": "faithfulness"}
@@ -37,7 +37,7 @@ FAITHFULNESS = {"faithfulness": "faithfulness:authors", "faithfulness formula": 
 GRID_POINTS = {"insertion": "points", "deletion": "points", "sensitivity": "by_size"}
 CLASSES = {"target": "target", "non-target": "others"}
 REFERENCE = 64
-"""Training images whose patches replace withheld ones in the removal mechanism "random"."""
+"""Training images, spread over all of them, whose patches replace withheld ones in the removal mechanism "random"."""
 BATCHED = ("attention-last", "attention-rollout", *EXPLAINERS)
 """Timed in batches of 16, as in the paper; the others one image at a time."""
 
@@ -243,11 +243,9 @@ def _joined(results: list[Any]) -> MetricResult:
 def measure_removal(context: Context, folder: Path) -> dict[str, Any]:
     """Measure divergence and accuracy of predictions with patches removed in seven ways, on the whole test split."""
     classifier = context.classifier
-    train = context.splits.train
-    reference = context.pixels(classifier, train.subset(torch.arange(min(REFERENCE, len(train)))))
     models = removal_mechanisms(
         classifier,
-        reference=reference,
+        reference=context.pixels(classifier, reference_images(context)),
         surrogate=context.surrogate,
         fine_tuned_pixels=context.trained("train-surrogate-pixels"),
     )
@@ -264,6 +262,12 @@ def measure_removal(context: Context, folder: Path) -> dict[str, Any]:
             interval = 1.96 * values.std(0) / len(values) ** 0.5
             found[key][name] = {"mean": _digits(values.mean(0)), "interval": _digits(interval)}
     return found
+
+
+def reference_images(context: Context) -> ImageData:
+    """Return training images of all classes, whose patches replace withheld ones: splits may be sorted by class."""
+    train = context.splits.train
+    return train.subset(evenly(len(train), REFERENCE))
 
 
 def measure_times(context: Context, folder: Path) -> dict[str, Any]:

@@ -53,10 +53,12 @@ BRIEF_INTRODUCTION = """# On a CPU
 
 What `vitshap reproduce --profile cpu` gives on two CPU cores: the steps of the [other pages](index.md), with trainings so
 short that their effect is far from exhausted, and with few images, spread evenly over those of the other profiles, so that
-intervals are wide. All numbers are of **reduced scale**. Tables and figures of which nothing was run are left out.
+intervals are wide. All numbers are of **reduced scale**. On ImageNette the networks are those of the recipe
+`imagenette-deit-tiny`: "the paper's procedure" has the paper's loss and coalitions, not the authors' explainer network.
+Tables and figures of which nothing was run are left out.
 """
 SMALLER = {
-    "split": ("training images, at most", "all"),
+    "split": ("training, validation and test images, at most", "all"),
     "images": ("test images of tables and curves", "1,024; Pets 735"),
     "curve_step": ("patches between the points of insertion and deletion; the area is then trapezoidal", "1"),
     "subsets": ("subsets per image of faithfulness and of each size of sensitivity-n", ""),
@@ -156,12 +158,16 @@ def _scale(profile: Profile) -> list[str]:
     for name, value in asdict(profile.scale).items():
         if name in SMALLER and value != usual[name]:
             what, full = SMALLER[name]
-            table.add(what=what, here=_plain(value[0] if name == "split" else value), full=full or _plain(usual[name]))
+            here = (
+                ", ".join("all" if one is None else _plain(one) for one in value) if name == "split" else _plain(value)
+            )
+            table.add(what=what, here=here, full=full or _plain(usual[name]))
     for key, setting in profile.settings.items():
         others, usually = setting.explained_others, FULL.settings[key].explained_others
         what = f"non-target classes of each image, {setting.name}"
-        if others != usually and what not in table.values("what"):
-            table.add(what=what, here=_plain(others), full="all" if usually is None else _plain(usually))
+        if others is not None and what not in table.values("what"):
+            full = "all" if usually is None else f"{_plain(usually)} (the paper: all)"
+            table.add(what=what, here=_plain(others), full=full)
     changes = [f"- `{one}`" for one in profile.scale.training]
     changes += [f"- default procedure: `{one}`" for one in profile.scale.default_training]
     for name, setting in profile.names().items():

@@ -349,7 +349,15 @@ FULL = Profile(
         ("mura", "vit-base"): Setting(
             "mura", "mura", "paper-mura", "imagenette-deit-tiny", default_changes=(_ONCE,), abnormal=0
         ),
-        ("pets", "vit-base"): Setting("pets", "pets", "paper-pets", "imagenette-deit-tiny", explained_others=10),
+        ("pets", "vit-base"): Setting(
+            "pets",
+            "pets",
+            "paper-pets",
+            "imagenette-deit-tiny",
+            default_changes=(_ONCE,),
+            explained_others=10,
+            note="ten of each image's 36 non-target classes",
+        ),
     },
     seconds=seconds.FULL,
     hardware="one H200, projected",

@@ -27,6 +27,9 @@ from vitshap.reproduce.specifications import SPECIFICATIONS, Specification, pane
 from vitshap.reproduce.steps import step, with_needs
 from vitshap.training.processes import kept_random_state
 
+TIMING = "timing"
+"""The step that measures times, beside no other one."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -84,6 +87,8 @@ class Runner:
     ) -> None:
         self.profile, self.store, self.sources = profile, stores.Store(out), sources
         self.device, self.console = device, console or Console(quiet=True)
+        self.jobs = 1
+        """Processes that run steps at the same time, this one included."""
         self._contexts: dict[str, Context] = {}
 
     def context(self, setting: Setting) -> Context:
@@ -108,23 +113,25 @@ class Runner:
         if missing := self._missing(task):
             raise ValueError(f"{task.name} needs {', '.join(f'{task.setting.name}/{name}' for name in missing)} first")
         for name in one.needs:  # of the present settings, also where this step alone is run
-            self.store.finished(task.setting.name, name, step(name).inputs(context))
-        inputs = one.inputs(context)
-        found = self.store.finished(task.setting.name, task.step, inputs)
+            networks = self._networks(Task(task.setting, name), context)
+            self.store.finished(task.setting.name, name, step(name).inputs(context), networks)
+        inputs, networks = one.inputs(context), self._networks(task, context)
+        found = self.store.finished(task.setting.name, task.step, inputs, networks)
         if found is not None:
             self._say(f"{task.name}: finished before")
             return found
         try:
             with locked_folder(self.store.folder(task.setting.name, task.step)):
-                return self._compute(task, context, inputs)
+                return self._compute(task, context, inputs, networks)
         except FolderInUse as error:
             raise ValueError(f"{task.name} is being run by another process") from error
 
     def run_together(self, tasks: Sequence[Task], jobs: int) -> list[stores.Result]:
         """Run the steps in up to ``jobs`` processes, each when what it needs has finished, the first of them first.
 
-        Most steps leave a GPU waiting for the launches of small kernels, in which time it computes those of others. A step
-        that fails does not end the others, but for those that need it. Every process writes a log.
+        Most steps leave a GPU waiting for the launches of small kernels, in which time it computes those of others; times
+        of methods are measured alone. A step that fails does not end the others, but for those that need it. Every process
+        writes a log.
         """
         waiting = {task.name: task for task in tasks if self.store.find(task.setting.name, task.step) is None}
         running: dict[str, SpawnProcess] = {}
@@ -132,8 +139,13 @@ class Runner:
         try:
             while True:
                 ready = [task for task in waiting.values() if not self._missing(task)]
-                for task in ready[: jobs - len(running)]:
+                beside = [task for task in ready if task.step != TIMING]
+                if any(name.endswith(f"/{TIMING}") for name in running):
+                    beside = []
+                for task in beside[: jobs - len(running)]:
                     running[task.name] = self._started(waiting.pop(task.name), jobs)
+                if not running and ready:
+                    running[ready[0].name] = self._started(waiting.pop(ready[0].name), 1)
                 if not running:
                     break
                 wait([process.sentinel for process in running.values()])
@@ -177,15 +189,23 @@ class Runner:
         """Return the steps before it that have not finished."""
         return [name for name in step(task.step).needs if self.store.find(task.setting.name, name) is None]
 
-    def _compute(self, task: Task, context: Context, inputs: str) -> stores.Result:
-        work = self.store.begin(task.setting.name, task.step, inputs)
+    def _networks(self, task: Task, context: Context) -> dict[str, str]:
+        """Return digests of the weights that a step is computed with, as far as they are known."""
+        trained = {name: self.store.find(task.setting.name, name) for name in with_needs([task.step])[:-1]}
+        found = {name: one.weights_digest for name, one in trained.items() if one is not None}
+        found["pre-trained"] = context.pretrained_digest
+        return {name: one for name, one in found.items() if one is not None}
+
+    def _compute(self, task: Task, context: Context, inputs: str, networks: dict[str, str]) -> stores.Result:
+        work = self.store.begin(task.setting.name, task.step, inputs, networks)
         self._say(f"{task.name}: {step(task.step).what}")
-        with stores.Stopwatch(work, inputs) as watch, kept_random_state(self.device):
+        with stores.Stopwatch(work, inputs, networks) as watch, kept_random_state(self.device):
             torch.manual_seed(SEED)
             values, weights = step(task.step)(context, work)
         seconds = watch.seconds
         about = {"profile": self.profile.name, "seconds": round(seconds, 1), "seed": SEED, **machine(self.device)}
         about["command"] = f"vitshap reproduce --step {task.name} --profile {self.profile.name}"
+        about |= {"networks": networks} | ({"jobs": self.jobs} if self.jobs > 1 else {})
         result = self.store.write(task.setting.name, task.step, values, inputs=inputs, about=about, weights=weights)
         self._say(f"{task.name}: {seconds:.0f} s")
         return result
@@ -213,6 +233,7 @@ def _run_alone(
     with log.open("w", encoding="utf-8", buffering=1) as file:
         console = Console(file=file, width=120)
         runner = Runner(profile, out, sources, device, console)
+        runner.jobs = jobs
         try:
             runner.run_one(task)
         except Exception as error:  # whatever it is, the main process shows it and goes on

@@ -110,7 +110,10 @@ def measure_estimator(context: Context, folder: Path, *, kind: str) -> dict[str,
 
 def stored_values(context: Context, step: str) -> Tensor:
     """Return the last values ``[N, d, K]`` of an estimator."""
-    return read_tensors(context.result(step).folder / VALUES)["values"].double()
+    path = context.result(step).folder / VALUES
+    if not path.is_file():
+        raise ValueError(f"{path.parent} holds no values: remove it to run the step again")
+    return read_tensors(path)["values"].double()
 
 
 def _subject(context: Context, folder: Path, kind: str) -> Subject:

@@ -9,7 +9,7 @@ from typing import Any
 from vitshap.reproduce.profiles import Setting
 from vitshap.reproduce.specifications import Panel
 from vitshap.reproduce.steps import with_needs
-from vitshap.reproduce.store import Result, Store
+from vitshap.reproduce.store import Result, Store, changed
 
 NAMES = {
     "imagenette": "ImageNette",
@@ -60,11 +60,15 @@ def facts(panel: Panel, setting: Setting, result: Result) -> Iterator[str]:
     part = result.values.get(panel.classes, result.values)
     images = part.get("images")
     if images is None and panel.step == "timing":
-        images = max(row["images"] for row in part["rows"].values())
+        counts = {row["batch"]: row["images"] for row in part["rows"].values()}
+        for size, count in sorted(counts.items()):
+            yield f"{count:,} images in batches of {size}" if size > 1 else f"{count:,} images one at a time"
     if images is not None:
         predicted = "abnormal" if panel.classes == "target" else "normal"
         which = f" predicted {predicted}" if panel.step in ("evaluate-abnormal", "sensitivity-abnormal") else ""
         yield f"{images if isinstance(images, int) else len(images):,} images{which}"
+    for name, reason in result.record.get("withdrawn", {}).items():
+        yield f"{name}: withdrawn, {reason}"
     drawn = panel.step in ("evaluate-main", "sensitivity") and panel.classes == "non-target"
     if drawn and setting.explained_others is not None:
         yield (
@@ -74,9 +78,15 @@ def facts(panel: Panel, setting: Setting, result: Result) -> Iterator[str]:
 
 
 def of_earlier_training(store: Store, setting: Setting, step: str, result: Result) -> bool:
-    """Whether a network that a step measured has been trained again since, by the same settings."""
-    before = [store.find(setting.name, name) for name in with_needs([step]) if name.startswith("train-")]
-    return any(one is not None and one.record["date"] > result.record["date"] for one in before)
+    """Whether a network that a step measured has been trained again since, by the same settings.
+
+    By the weights; by the date for results that do not say which weights they are of.
+    """
+    before = {name: store.find(setting.name, name) for name in with_needs([step]) if name.startswith("train-")}
+    found = {name: one for name, one in before.items() if one is not None}
+    if result.networks:
+        return bool(changed(result.networks, {name: one.weights_digest for name, one in found.items()}))
+    return any(one.record["date"] > result.record["date"] for one in found.values())
 
 
 def source_lines(sources: Mapping[str, Source]) -> list[str]:

@@ -163,7 +163,7 @@ def _evaluations() -> Iterable[Step]:
         "the same metrics for the masked classifier",
         "measurements:evaluate_masked",
         ("train-masked-classifier", "train-explainer-masked"),
-        subsets,
+        (*subsets, "setting"),
     )
     yield Step(
         "removal",

@@ -1,7 +1,8 @@
 """Results of steps on disk: ``OUT/SETTING/STEP/result.json``, with weights and pictures beside it.
 
-A result records the hash of everything that it depends on: the step's settings and the hashes of the steps before it. A
-finished step with the same hash is not run again; one with another hash is never overwritten. Weights are stored in
+A result records the hash of everything that it depends on, the step's settings and the hashes of the steps before it, and
+digests of the weights that it was computed with, because a training that is run again gives other weights. A finished step
+with the same hash and weights is not run again; one with others is never overwritten. Weights are stored in
 float16, in files of at most 15 MiB, so that the folders of finished steps can be moved to another machine. Checkpoints and
 other intermediate files are in ``OUT/work``, beside the same hash and the time that the step has taken so far; they are
 removed when a step has finished, and never used for other inputs.
@@ -15,12 +16,12 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,6 +56,17 @@ class Result:
         """Hash of everything that the result depends on."""
         return str(self.record["inputs"])
 
+    @property
+    def weights_digest(self) -> str | None:
+        """Digest of the weights that a training left."""
+        return self.record.get("weights")
+
+    @property
+    def networks(self) -> dict[str, str]:
+        """Digests of the weights that the step was computed with, by the step that trained them."""
+        found: dict[str, str] = self.record.get("networks", {})
+        return found
+
     def weights(self) -> dict[str, Tensor]:
         """Read the stored weights, in float32."""
         found: dict[str, Tensor] = {}
@@ -64,7 +76,7 @@ class Result:
                 for name, tensor in files.read_tensors(path, {"inputs": self.inputs}).items()
             }
         if not found:
-            raise ValueError(f"{self.folder} holds no weights")
+            raise ValueError(f"{self.folder} holds no weights: remove it to run the step again")
         return found
 
 
@@ -82,11 +94,11 @@ class Store:
         """Return where a step may keep intermediate files until it has finished."""
         return self.out / "work" / setting / step
 
-    def begin(self, setting: str, step: str, inputs: str) -> Path:
-        """Return that folder; ``ValueError`` if it has the files of an attempt with other inputs."""
+    def begin(self, setting: str, step: str, inputs: str, networks: Mapping[str, str] | None = None) -> Path:
+        """Return that folder; ``ValueError`` if it has the files of an attempt with other inputs or weights."""
         work = self.work(setting, step)
-        before, _ = _attempt(work)
-        if before not in (None, inputs):
+        before = _attempt(work)
+        if before.inputs not in (None, inputs) or changed(before.networks, networks or {}):
             raise ValueError(
                 f"{work} has intermediate files of other settings or other earlier steps: remove it to start the step "
                 "again, or choose another folder with --out"
@@ -104,9 +116,17 @@ class Store:
             raise ValueError(f"{path} is damaged: it is no result of a step")
         return Result(path.parent, record)
 
-    def finished(self, setting: str, step: str, inputs: str) -> Result | None:
-        """Return a finished step's result; ``ValueError`` if it was made from other inputs."""
+    def finished(
+        self, setting: str, step: str, inputs: str, networks: Mapping[str, str] | None = None
+    ) -> Result | None:
+        """Return a finished step's result; ``ValueError`` if it was made from other inputs or weights."""
         found = self.find(setting, step)
+        others = changed(found.networks, networks or {}) if found is not None else []
+        if found is not None and others:
+            raise ValueError(
+                f"{found.folder} was made with other weights of {', '.join(others)}: remove it to run the step again, or "
+                "choose another folder with --out"
+            )
         if found is not None and found.inputs != inputs:
             raise ValueError(
                 f"{found.folder} was made with other settings or from other earlier steps: remove it to run the step "
@@ -131,6 +151,7 @@ class Store:
             old.unlink()
         for number, shard in enumerate(_shards(weights or {})):
             files.write_tensors(folder / f"weights-{number:03d}.safetensors", shard, {"inputs": inputs})
+        made = {"weights": digest_of_files(sorted(folder.glob("weights-*.safetensors")))} if weights else {}
         record = {
             "step": step,
             "setting": setting,
@@ -138,6 +159,7 @@ class Store:
             "date": datetime.now(UTC).date().isoformat(),
             "version": __version__,
             **about,
+            **made,
             "values": values,
         }
         text = json.dumps(rounded(record), indent=1, allow_nan=False)
@@ -152,10 +174,10 @@ class Stopwatch:
     They are written down every few seconds, because a process that is killed has no other opportunity.
     """
 
-    def __init__(self, work: Path, inputs: str) -> None:
+    def __init__(self, work: Path, inputs: str, networks: Mapping[str, str] | None = None) -> None:
         """``work``: the step's folder for intermediate files, from ``Store.begin``."""
-        self._path, self._inputs = work / SECONDS, inputs
-        self._before, self._started = _attempt(work)[1], time.perf_counter()
+        self._path, self._about = work / SECONDS, {"inputs": inputs, "networks": dict(networks or {})}
+        self._before, self._started = _attempt(work).seconds, time.perf_counter()
         self._ended = threading.Event()
         self._writer = threading.Thread(target=self._write_often, name="stopwatch", daemon=True)
 
@@ -180,16 +202,37 @@ class Stopwatch:
 
     def _write(self) -> None:
         with suppress(OSError):  # not worth failing a step
-            files.write_text(self._path, json.dumps({"inputs": self._inputs, "seconds": self.seconds}) + "\n")
+            files.write_text(self._path, json.dumps({**self._about, "seconds": self.seconds}) + "\n")
 
 
-def _attempt(work: Path) -> tuple[str | None, float]:
-    """Return the inputs and the seconds of an attempt that did not finish; None and 0 if there was none."""
+class _Attempt(NamedTuple):
+    """An attempt that did not finish."""
+
+    inputs: str | None = None
+    networks: Mapping[str, str] = {}
+    seconds: float = 0.0
+
+
+def _attempt(work: Path) -> _Attempt:
+    """Return the attempt whose files are in a folder, or an empty one."""
     try:
         found = files.read_json(work / SECONDS)
-        return str(found["inputs"]), float(found["seconds"])
+        return _Attempt(str(found["inputs"]), dict(found.get("networks", {})), float(found["seconds"]))
     except (OSError, ValueError, TypeError, KeyError):  # there is none, or none that can be read
-        return None, 0.0
+        return _Attempt()
+
+
+def changed(before: Mapping[str, str | None], now: Mapping[str, str | None]) -> list[str]:
+    """Return the names whose digests differ, of those with a digest in both."""
+    return [name for name, one in before.items() if one is not None and now.get(name) not in (None, one)]
+
+
+def digest_of_files(paths: Iterable[Path]) -> str:
+    """Return a hash of the content of files."""
+    found = hashlib.sha256()
+    for path in paths:
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]
 
 
 def digest(content: Any) -> str:

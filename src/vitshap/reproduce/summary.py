@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from vitshap.reproduce.sources import EARLIER_TRAINING, of_earlier_training
 from vitshap.reproduce.specifications import (
     ALL_METHODS,
     BOTH,
+    EXPLAINERS,
     FAITHFULNESS,
     METRICS,
     Panel,
@@ -64,7 +65,22 @@ def best_methods(data: Path, *profiles: str) -> Table:
         "The best mean, and the methods whose 95 % interval overlaps that of the best. In brackets: images. A profile in "
         "which our default explainer has not been evaluated has no best."
     )
+    for name in profiles:
+        table.notes += [f"`{name}`: {limit}" for limit in _limits(data, name)]
     return table
+
+
+def _limits(data: Path, profile: str) -> Iterator[str]:
+    """Yield what the best methods of a profile were not compared with, or not on the same networks."""
+    setting, store, evaluated = _main(data, profile)
+    if not evaluated:
+        return
+    missing = [ROWS[row] for row in EXPLAINERS if row not in rows_of(joined(evaluated))]
+    if missing:
+        yield f"without {' and '.join(missing)}, not evaluated yet."
+    earlier = [name for name, one in evaluated.items() if of_earlier_training(store, setting, name, one)]
+    if earlier:
+        yield f"methods of {', '.join(earlier)} were {EARLIER_TRAINING}."
 
 
 def all_numbers(data: Path, profile: str) -> Table:
@@ -103,7 +119,9 @@ def all_numbers(data: Path, profile: str) -> Table:
         table.notes.append(f"Non-target: {setting.explained_others} of each image's other classes; the paper: all.")
     trained = store.find(setting.name, "train-surrogate")
     on = "" if trained is None else f", on {trained.record['hardware']}"
-    table.notes.append(f"Time per image: for all classes. Training: of surrogate and explainer together{on}.")
+    table.notes.append(
+        f"Time per image: for all classes. Training: of surrogate and explainer together{on}, partly beside other steps."
+    )
     return table
 
 

@@ -59,6 +59,10 @@ ERRORS = {
 """Measures of the errors of estimators, as charts name them."""
 
 
+ROUNDING = 1e-5
+"""Relative difference of stored numbers that is rounding."""
+
+
 @dataclass
 class View:
     """What a table or figure shows."""
@@ -280,6 +284,7 @@ class Viewer:
                     name: _band(result.values["kept"], curve["mean"], curve["interval"])
                     for name, curve in result.values[metric].items()
                 }
+                view.not_run += len(result.record.get("withdrawn", ()))
                 charts.append(Chart(f"{data_name(panel, setting)}: {label}", "patches kept", label, bands))
             self._add_charts(view, panel.data, charts)
 
@@ -342,7 +347,7 @@ class Viewer:
                     shown[row] = _passed(crossing(evaluations, curve["mean"], level), evaluations[0])
                 table.add(compared=f"{kind}, {classes}", **shown)
         table.notes.append(
-            "The paper: about 120,000 for KernelSHAP as published, about 40,000 with pairs (target class). refine with "
+            "The paper: about 120,000 for KernelSHAP as published, about 40,000 with pairs. refine with "
             "vitshap's explainer starts from its values."
         )
         if table.rows:
@@ -373,15 +378,16 @@ class Viewer:
 def crossing(evaluations: Sequence[float], curve: Sequence[float], level: float) -> float | None:
     """Return the evaluations at which an error falls to a level, interpolated between points on a logarithmic scale.
 
-    None: it never does; the first point if it starts below.
+    None: it never does; the first point if it starts below. Stored numbers are rounded, so a curve that starts at the level
+    has reached it.
     """
     for i, value in enumerate(curve):
-        if value > level:
+        if value > level * (1 + ROUNDING):
             continue
         if i == 0:
             return evaluations[0]
         before = curve[i - 1]
-        share = (before - level) / (before - value)
+        share = min((before - level) / (before - value), 1.0)
         return float(evaluations[i - 1] * (evaluations[i] / evaluations[i - 1]) ** share)
     return None
 
