@@ -13,6 +13,7 @@ import pytest
 import torch
 from playwright.sync_api import Browser
 from rich.console import Console
+from scipy import stats
 
 from tests import chromium
 from tests.evaluation.small import digits_explainer, digits_net, some_digits
@@ -21,6 +22,7 @@ from vitshap.evaluation.command import write_files
 from vitshap.evaluation.curves import curves
 from vitshap.evaluation.formats import to_csv, to_json, to_latex, to_markdown, to_terminal
 from vitshap.evaluation.page import to_html
+from vitshap.metrics.intervals import mean_intervals, wilson
 
 TITLE = "A & B: <methods> of 100 %"
 
@@ -119,6 +121,39 @@ def test_skewed_values_have_the_ends_of_their_interval(evaluation: Evaluation) -
     assert f"0.888 [{low:.3f}".replace("-", "$-$") in to_latex(table, TITLE)
 
 
+def test_one_image_has_means_without_intervals(tmp_path: Path) -> None:
+    alone = evaluate(digits_net(), some_digits(1), methods={"loo": "leave-one-out", "random": "random"})
+    table = alone.table()
+    cell = table.rows[0][1][0]
+    assert (cell.mark, cell.difference) == ((False, False), None)
+    mean = f"{cell.measured.mean:.3f}"
+    assert f"| {mean} |" in to_markdown(table, TITLE)
+    assert f" {mean} " in to_latex(table, TITLE)
+    lines = list(csv.DictReader(io.StringIO(to_csv(table))))
+    assert (lines[0]["low"], lines[0]["high"]) == ("", "")
+    assert json.loads(to_json(alone, table, TITLE))["table"][0]["low"] is None
+    console = Console(width=300, file=io.StringIO())
+    console.print(to_terminal(table, TITLE))
+    page = to_html(alone, table, TITLE)
+    assert f'<span class="mean">{mean}</span> <span class="half"></span>' in page
+    for text in (console.file.getvalue(), to_markdown(table, TITLE), page):
+        assert "\N{PLUS-MINUS SIGN} 0.000" not in text
+        assert "nan]" not in text
+    assert curves(alone)[0].panel.bands["loo"].half.tolist() == [0] * 17
+    write_files(tmp_path, alone, TITLE)  # draws the curves
+
+
+def test_differences_have_the_interval_of_few_images(evaluation: Evaluation) -> None:
+    scores = {key: dict(named) for key, named in evaluation.scores.items()}
+    mine = torch.tensor([0.0, 1, 1, 2, 1, 0, 1, 1], dtype=torch.float64)
+    theirs = torch.tensor([0.0, 1, 0, 1, 1, 0, 0, 1], dtype=torch.float64)
+    scores["ours", "insertion"]["target"], scores["loo_1", "insertion"]["target"] = mine, theirs
+    found = replace(evaluation, scores=scores).difference("ours", "loo_1", "insertion")
+    low, high = mean_intervals((mine - theirs)[None])  # not a proportion, although all of them are 0 or 1
+    assert found == pytest.approx((3 / 8, float(low), float(high)))
+    assert float(high - low) > 2 * 1.96 * float((mine - theirs).std()) / 8**0.5
+
+
 def test_curves_are_means_with_bands(evaluation: Evaluation) -> None:
     found = {one.name: one.panel for one in curves(evaluation)}
     assert list(found) == ["insertion", "deletion"]
@@ -126,7 +161,7 @@ def test_curves_are_means_with_bands(evaluation: Evaluation) -> None:
     points = evaluation.scores["ours", "insertion"]["image.points"]
     assert np.allclose(band.x, np.arange(17) / 16)
     assert np.allclose(band.mean, points.mean(0))
-    assert np.allclose(band.half, 1.96 * points.std(0) / 8**0.5)
+    assert np.allclose(band.half, stats.t.ppf(0.975, 7) * points.std(0) / 8**0.5)
     assert band.mean.mean() == pytest.approx(float(evaluation.values("ours", "insertion").mean()))
     assert found["insertion"].baselines == ("random",)
 
@@ -149,6 +184,8 @@ def test_curves_by_size_count_and_evaluations_are_recognised(evaluation: Evaluat
     assert found["sensitivity-n"].bands["ours"].mean == pytest.approx(by_size.mean(0).numpy())
     assert found["roar, inserted"].bands["ours"].x.tolist() == [1, 3]
     assert found["roar, deleted"].bands["ours"].mean.tolist() == [0, 0]
+    low, high = wilson(torch.ones(1), 8)
+    assert found["roar, inserted"].bands["ours"].half == pytest.approx([float(high - low) / 2] * 2)
     assert found["error"].log == (True, True)
     assert list(found["error"].bands) == ["ours"]
 

@@ -26,6 +26,15 @@ def test_the_rule_on_numbers_as_they_are_published() -> None:
     assert mark([None]) == [Mark()]
 
 
+def test_without_an_interval_there_are_no_marks() -> None:
+    nan = float("nan")
+    best, other, random = Measured(0.9, nan, nan), Measured.around(0.5, 0.1), Measured.around(0.45, 0.1)
+    assert best.interval_text(3) == ""
+    assert not best.overlaps(best)
+    assert mark([best, other], random) == [Mark(), Mark(bold=True, grey=True)]
+    assert mark([other], random._replace(low=nan, high=nan)) == [Mark(bold=True)]
+
+
 @given(MEASURED, MEASURED)
 def test_overlap_is_symmetric_and_that_of_closed_intervals(one: Measured, other: Measured) -> None:
     assert one.overlaps(other) == other.overlaps(one)

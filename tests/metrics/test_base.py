@@ -61,8 +61,6 @@ def test_every_metric_measures_every_method(name, by_every_method, tmp_path):
     model, images, explanations = by_every_method
     options = options_of(name, model, images, tmp_path)
     for explanation in explanations:
-        if name == "shapley-error" and not explanation.additive:
-            continue
         if name == "roar":
             options = {"labels": torch.tensor([2, 0])}
         found = metric(name, **options)(model, images, explanation)

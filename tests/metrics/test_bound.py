@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.small_nets import random_images, small_net
 from vitshap.analytic import AnalyticGame, additive, glove, majority, random_unanimity
 from vitshap.coalitions import Coalitions
 from vitshap.game import Game
-from vitshap.metrics import SampledBound, error_bound
+from vitshap.methods import method
+from vitshap.metrics import SampledBound, error_bound, shapley_error
 from vitshap.metrics.bound import kernel_moments
 
 GAMES = {
@@ -116,6 +118,19 @@ def test_games_and_values_that_the_theorem_does_not_cover() -> None:
     absent = Game(nothing, num_players=3, num_outputs=1, player_mask=torch.tensor([[True, True, False]]))
     with pytest.raises(ValueError, match="absent from some images"):
         error_bound(absent, torch.ones(1, 3, 1))
+
+
+def test_values_that_do_not_add_up_have_a_distance_but_no_bound() -> None:
+    model = small_net(grid=(2, 2))
+    images = random_images(model, 3)
+    exact, random = (method(name, model)(images, target=[2, 0]) for name in ("exact", "random"))
+    found = shapley_error(model, images, random)
+    distance = (random.values - exact.values).double().norm(dim=1)
+    torch.testing.assert_close(found.values, distance, rtol=0, atol=1e-5)
+    assert bool(found.losses.isnan().all())
+    assert isnan(found.bound)
+    assert not found.holds
+    assert not bool(shapley_error(model, images, exact).losses.isnan().any())
 
 
 def test_sampled_bounds_by_hand() -> None:

@@ -14,6 +14,7 @@ from tests.small_nets import random_images, small_net
 from vitshap.coalitions import all_coalitions
 from vitshap.methods import method
 from vitshap.metrics import coalition_responses, faithfulness, sensitivity_n, sensitivity_sizes, single_patch
+from vitshap.metrics.correlations import CoalitionResponses
 from vitshap.metrics.statistics import average_ranks, correlate
 
 CORRELATIONS = {"paper": stats.pearsonr, "authors": stats.spearmanr}
@@ -166,6 +167,19 @@ def test_values_without_variance_are_counted_and_never_zero():
     zero = replace(explanation, values=torch.zeros_like(values))
     assert faithfulness(model, images, zero, subsets=20).undefined == 3
     assert np.isnan(faithfulness(model, images, zero, subsets=20).mean)
+
+
+def test_drops_of_a_saturated_output_are_rounding():
+    """The outputs are equal up to rounding, but their differences from the whole image's are not."""
+    model = small_net(grid=(2, 3), num_classes=2)
+    images = random_images(model, 1)
+    explanation = method("random", model)(images)
+    outputs = torch.tensor([1.0, 0.8])[None, None].repeat(1, 6, 1)
+    outputs[0, :, 0] -= torch.tensor([0, 1, 2, 1, 0, 3]) * 2.0**-24
+    outputs[0, :, 1] -= torch.tensor([0, 1, 2, 1, 0, 3]) * 0.1
+    coalitions = coalition_responses(model, images, "single-patch").coalitions
+    responses = CoalitionResponses("single-patch", coalitions, outputs, torch.tensor([[1.0, 0.8]]))
+    assert single_patch(model, images, explanation, responses=responses).values.isnan().tolist() == [[True, False]]
 
 
 def test_absent_players_do_not_count():

@@ -7,8 +7,8 @@ import torch
 
 from tests.small_nets import random_images, small_net
 from vitshap.methods import method
-from vitshap.metrics import grid_pointing
-from vitshap.metrics.grid_pointing import mosaics, share_in_quarter
+from vitshap.metrics import grid_pointing, own_classes
+from vitshap.metrics.grid_pointing import Candidates, mosaics, share_in_quarter
 
 
 def test_mosaics_show_the_image_in_its_quarter():
@@ -57,6 +57,27 @@ def test_random_values_reach_a_quarter_and_a_perfect_method_one():
 
     found = grid_pointing(model, colours, explanation, labels=labels, method=perfect)
     assert found.mean == 1
+
+
+def test_the_batch_does_not_matter_if_all_images_are_candidates():
+    model = small_net(grid=(4, 4), num_classes=3)
+    images, labels = random_images(model, 12), torch.arange(12) // 4  # images of one class follow each other
+    explanation = method("vanilla-pixel", model)(images, target=labels)
+    own = own_classes(labels, model)
+    whole = grid_pointing(model, images, explanation, labels=labels)
+    assert whole.undefined == 0
+    parts = [
+        grid_pointing(
+            model,
+            images[some],
+            explanation[some],
+            candidates=Candidates(own, torch.arange(12)[some], images.__getitem__),
+        ).values
+        for some in (slice(0, 4), slice(4, 5), slice(5, 12))
+    ]
+    torch.testing.assert_close(torch.cat(parts), whole.values)
+    alone = grid_pointing(model, images[:4], explanation[:4], labels=labels[:4])
+    assert alone.undefined == 4
 
 
 def test_several_labels_and_one_logit():

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from vitshap.estimators.truth import Truth
 from vitshap.evaluation.columns import Column
-from vitshap.evaluation.compare import BATCHES, MOST_VALUES, RESPONSES, Classes, Comparison, StepTime
+from vitshap.evaluation.compare import BATCHES, MOST_VALUES, RESPONSES, Comparison, StepTime
 from vitshap.evaluation.marks import Mark, Measured, mark
 from vitshap.evaluation.result import Evaluation, Summary
 from vitshap.evaluation.rows import MethodSpec, Row, make_rows, truth_row
 from vitshap.evaluation.selection import Chosen, Where, check_reference, reference_positions, select
 from vitshap.evaluation.store import Store
+from vitshap.evaluation.supplied import Classes
 from vitshap.game import ClassLike
 from vitshap.models import MaskedModel
 from vitshap.training.values.store import Evaluator

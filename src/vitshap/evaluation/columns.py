@@ -2,7 +2,7 @@
 
 A metric says by the names of its options what it needs: ``responses`` (outputs for coalitions that do not depend on the
 explanation, evaluated once for all methods), ``truth`` (reference values of these images), ``labels`` (the explained
-classes) or ``method`` (to explain other images).
+classes), ``method`` (to explain other images) or ``candidates`` (all images of the comparison).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vitshap import metrics
 from vitshap.evaluation.store import code_version
 from vitshap.metrics.base import METRICS, MetricResult
 
-SUPPLIED = ("responses", "truth", "labels", "method")
+SUPPLIED = ("responses", "truth", "labels", "method", "candidates")
 """Options that the comparison gives, not the user."""
 _BASE = {field.name for field in fields(MetricResult)}
 
@@ -98,7 +98,9 @@ def per_image(result: MetricResult, targets: Tensor, *, others: bool) -> dict[st
     """Return what is kept of a result: a value per image for its target class and for the mean of the others, and curves.
 
     Further tensors of a result are kept for the target class, and as the mean over the others, if they start with images
-    and classes; as they are if they start with images; and once if they have one dimension (``sizes``, ``counts``).
+    and classes; as they are if they start with images; and once if they have one dimension (``sizes``, ``counts``). A field
+    with another dimension after the images says so by ``field(metadata={"per_class": False})``: the number of its columns
+    may be that of the classes.
     """
     targets = targets.cpu()
     kept = {"target": result.target(targets).per_image.double()}
@@ -111,7 +113,7 @@ def per_image(result: MetricResult, targets: Tensor, *, others: bool) -> dict[st
         if field.name in _BASE or not isinstance(value, Tensor):
             continue
         shared = value.ndim < 2 or len(value) != batch
-        if value.shape[:2] == (batch, classes):
+        if field.metadata.get("per_class", True) and value.shape[:2] == (batch, classes):
             if "others" in kept:
                 own = torch.arange(classes) == column[:, None]  # [B, T]
                 own = own.view(batch, classes, *[1] * (value.ndim - 2))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,16 +22,12 @@ from vitshap.evaluation.gather import gathered
 from vitshap.evaluation.result import RANDOM, TRUTH, Evaluation, Key, MetricInfo, RowInfo
 from vitshap.evaluation.rows import Row
 from vitshap.evaluation.selection import Part, Selection
-from vitshap.evaluation.store import Store, digest, tensor_digest
-from vitshap.explanation import Explanation
-from vitshap.methods import MethodLike
+from vitshap.evaluation.store import Store, digest
+from vitshap.evaluation.supplied import Classes, Supplied
 from vitshap.models import MaskedModel
-from vitshap.models.base import net_device_dtype
-from vitshap.players import Players
 from vitshap.training import processes
 from vitshap.training.values.store import Evaluator
 
-Classes: TypeAlias = Literal["target", "all"]
 BATCHES = {"cpu": 16, "cuda": 64}
 """Images at a time."""
 MOST_VALUES = 2**26
@@ -76,7 +72,7 @@ class Comparison:
     evaluate: Evaluator
     batch: int
     _game: dict[str, Any] = field(init=False)
-    _truth_digest: str | None = field(init=False)
+    _supplied: Supplied = field(init=False)
 
     def __post_init__(self) -> None:
         """Describe the game once: its weights are hashed."""
@@ -87,7 +83,15 @@ class Comparison:
             "removal": model.removal,
             "output": model.output,
         }
-        self._truth_digest = None if self.truth is None else tensor_digest(self.truth.values)
+        self._supplied = Supplied(
+            surrogate=self.surrogate,
+            evaluate=self.evaluate,
+            selection=self.selection,
+            target=self.target,
+            classes=self.classes,
+            truth=self.truth,
+            truth_places=self.truth_places,
+        )
 
     def run(self, progress: Callable[[str, int, int], object] | None = None) -> Evaluation:
         """Compute what is not stored; ``progress(row, done, total)`` is called with numbers of images."""
@@ -201,11 +205,11 @@ class Comparison:
     ) -> dict[str, Tensor]:
         """Compute one metric of one row on some images of a batch; the mean over seeds, where there are several."""
         targets = self.selection.targets[places[rows]]
-        model, pixels = self._evaluated(row, column, explanations.part, rows)
+        model, pixels = self._supplied.evaluated(row, column, explanations.part, rows)
         results = []
         for explanation, method in explanations.of(row):
             some = some_images(explanation, rows)
-            supplied = self._supplied(column, pixels, places[rows], some, method, shared)
+            supplied = self._supplied.of(row, column, pixels, places[rows], some, method, shared)
             try:
                 result = column(model, pixels, some, supplied)
             except ValueError as error:
@@ -216,50 +220,6 @@ class Comparison:
             kept["shared.evaluations"] = torch.tensor([float(explanation.evaluations)], dtype=torch.float64)
             results.append(kept)
         return mean_over(results)
-
-    def _evaluated(self, row: Row, column: Column, part: Part, rows: Tensor) -> tuple[MaskedModel, Tensor]:
-        """Return the surrogate as metrics evaluate it, and some images; a metric that explains other images gets both in
-        the precision of the method's model."""
-        if "method" not in column.needs:
-            pixels = part.pixels[rows.to(part.pixels.device)]
-            return self.evaluate.model, pixels.to(self.evaluate.dtype)
-        pixels = part.explained if row.runs_on == "classifier" else part.pixels
-        return self.surrogate, pixels[rows.to(pixels.device)].to(net_device_dtype(self.surrogate.net)[1])
-
-    def _labels(self, places: Tensor) -> Tensor | None:
-        """Return labels as metrics read them, None: what was predicted. A single probability has the labels 0 and 1."""
-        if self.surrogate.output == "softmax":
-            return self.selection.targets[places]
-        known = self.selection.labels if self.target == "label" and self.surrogate.num_classes == 1 else None
-        return None if known is None else known[places]
-
-    def _supplied(
-        self,
-        column: Column,
-        pixels: Tensor,
-        places: Tensor,
-        explanation: Explanation,
-        method: MethodLike | None,
-        shared: dict[str, Any],
-    ) -> dict[str, Any]:
-        """Return what the metric needs besides the explanation; ``shared`` keeps what other methods need too."""
-        supplied: dict[str, Any] = {}
-        if "labels" in column.needs:
-            supplied["labels"] = self._labels(places)
-        if "method" in column.needs and method is not None:
-            supplied["method"] = method
-        if "truth" in column.needs:
-            if self.truth is None:
-                raise ValueError(f"the metric {column.name} needs reference values: give truth (--truth FOLDER)")
-            supplied["truth"] = truth_of(self.truth, self.truth_places[places])
-        if "responses" in column.needs:
-            players = Players(explanation.players, explanation.values.shape[1])
-            key = digest([column.responses_key, explanation.players.tolist(), players.num_players, places.tolist()])
-            if key not in shared:
-                classes = None if self.classes == "all" else self.selection.targets[places][:, None]
-                shared[key] = column.responses_of(self.evaluate.model, pixels, players, classes)
-            supplied["responses"] = shared[key]
-        return supplied
 
     def _explains_others(self, row: Row) -> bool:
         """Whether classes other than the target are explained: a class-agnostic method has nothing to say about them, but
@@ -272,8 +232,7 @@ class Comparison:
         about = self._describe_explanation(row, part, places)
         if about is None:
             return None
-        truth = [self._truth_digest, self.truth_places[places].tolist()] if "truth" in column.needs else None
-        return {**about, "game": self._game, **column.identity, "truth": truth}
+        return {**about, "game": self._game, **column.identity, **self._supplied.describe(column, places)}
 
     def _explained(self, places: Tensor) -> str | list[list[int]]:
         return "all" if self.sampled is None else [[int(one) for one in row] for row in self.sampled[places]]
@@ -305,8 +264,8 @@ class Comparison:
                 explanation, method = next(iter(explanations.of(one)))
                 clock.append(time.perf_counter())
                 some = some_images(explanation, rows)
-                pixels = self._evaluated(row, column, part, rows)[1]
-                self._supplied(column, pixels, places[rows], some, method, shared)
+                pixels = self._supplied.evaluated(row, column, part, rows)[1]
+                self._supplied.of(row, column, pixels, places[rows], some, method, shared)
                 clock.append(time.perf_counter())
                 self._measure(one, column, explanations, places, rows, shared)
                 clock.append(time.perf_counter())
@@ -345,13 +304,6 @@ class Comparison:
                 "note": selection.note,
             },
         )
-
-
-def truth_of(truth: Truth, places: Tensor) -> Truth:
-    """Return the reference values of some images."""
-    parts = ("values", "stderr", "base_values", "full_values", "reliability")
-    some = {name: getattr(truth, name)[places] for name in parts}
-    return replace(truth, specification=replace(truth.specification, num_inputs=len(places)), **some)
 
 
 def _kind(row: Row) -> str:

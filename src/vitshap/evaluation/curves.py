@@ -98,7 +98,8 @@ def _by_evaluations(evaluation: Evaluation, metric: str) -> dict[str, Band]:
             continue
         low, high = result.interval()
         name = row.kind if kinds.count(row.kind) > 1 else row.name
-        found.setdefault(name, []).append((max(float(used[0]), 1.0), result.mean, (high - low) / 2))
+        half = (high - low) / 2 if high > low else 0.0  # one image has no interval
+        found.setdefault(name, []).append((max(float(used[0]), 1.0), result.mean, half))
     return {
         kind: Band(*(np.array(numbers) for numbers in zip(*sorted(points), strict=True)))
         for kind, points in found.items()

@@ -20,6 +20,8 @@ from vitshap.models import MaskedModel
 from vitshap.models.base import net_device_dtype
 
 _UNITS = get_args(Unit)
+_TENSORS = ("values", "classes", "prediction", "players", "player_mask", "stderr", "base_values", "full_values")
+"""What is stored of an explanation, where it has it."""
 
 
 class Explanations:
@@ -84,25 +86,30 @@ class Explanations:
 
 def _to_tensors(explanation: Explanation) -> dict[str, Tensor]:
     """Return what metrics read of an explanation."""
-    kept = {name: getattr(explanation, name) for name in ("values", "classes", "prediction", "players")}
-    if explanation.player_mask is not None:
-        kept["player_mask"] = explanation.player_mask
-    numbers = (_UNITS.index(explanation.unit), explanation.class_specific, explanation.evaluations, explanation.seconds)
+    kept = {name: tensor for name in _TENSORS if (tensor := getattr(explanation, name)) is not None}
+    numbers = (
+        _UNITS.index(explanation.unit),
+        explanation.class_specific,
+        explanation.evaluations,
+        explanation.seconds,
+        explanation.posterior,
+    )
     return {**kept, "numbers": torch.tensor(numbers, dtype=torch.float64)}
 
 
 def _from_tensors(tensors: Mapping[str, Tensor], method: str) -> Explanation:
-    unit, class_specific, evaluations, seconds = tensors["numbers"].tolist()
+    unit, class_specific, evaluations, seconds, *more = tensors["numbers"].tolist()  # parts written before have four
     stored: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name != "numbers"}
     return Explanation(
         **stored,
-        additive=False,
+        additive="base_values" in stored,
         unit=_UNITS[int(unit)],
         prediction_by="classifier",
         method=method,
         class_specific=bool(class_specific),
         evaluations=int(evaluations),
         seconds=seconds,
+        posterior=bool(more and more[0]),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Group
@@ -31,8 +32,8 @@ def title(heading: Heading) -> str:
 
 
 def value_text(measured: Measured, digits: int, *, signed: bool = False) -> str:
-    """Return mean and interval."""
-    text = f"{measured.mean:{'+' if signed else ''}.{digits}f} {measured.interval_text(digits)}"
+    """Return mean and interval; the mean alone where there is no interval."""
+    text = f"{measured.mean:{'+' if signed else ''}.{digits}f} {measured.interval_text(digits)}".rstrip()
     return text.replace("-", "\N{MINUS SIGN}")
 
 
@@ -141,7 +142,7 @@ def to_latex(table: Summary, heading: str) -> str:
 def _latex(cell: Cell | None, digits: int) -> str:
     if cell is None:
         return "--"
-    text = f"{cell.measured.mean:.{digits}f} {_latex_interval(cell.measured, digits)}"
+    text = f"{cell.measured.mean:.{digits}f} {_latex_interval(cell.measured, digits)}".rstrip()
     text = rf"\textbf{{{text}}}" if cell.mark.bold else text
     return rf"\textcolor{{gray}}{{{text}}}" if cell.mark.grey else text
 
@@ -190,7 +191,7 @@ def _numbers(cell: Cell | None, heading: Heading) -> dict[str, Any]:
     ends = ("difference", "difference_low", "difference_high")
     numbers: dict[str, Any] = {**dict.fromkeys(names), "against": heading.against, **dict.fromkeys(ends)}
     if cell is not None:
-        shown = (*cell.measured, cell.images, cell.undefined, cell.constant, *cell.mark)
+        shown = (*_finite(cell.measured), cell.images, cell.undefined, cell.constant, *cell.mark)
         numbers |= dict(zip(names, shown, strict=True))
         numbers |= dict(zip(ends, cell.difference or (None, None, None), strict=True))
     return numbers
@@ -226,7 +227,7 @@ def to_json(evaluation: Evaluation, table: Summary, heading: str) -> str:
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
-def _finite(numbers: list[float]) -> list[float | None]:
+def _finite(numbers: Iterable[float]) -> list[float | None]:
     return [number if number == number else None for number in numbers]
 
 

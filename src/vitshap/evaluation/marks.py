@@ -16,7 +16,7 @@ UNEVEN = 1.5
 
 
 class Measured(NamedTuple):
-    """A mean with its interval."""
+    """A mean with its interval, whose ends are NaN where it has none, as for one image."""
 
     mean: float
     low: float
@@ -27,16 +27,26 @@ class Measured(NamedTuple):
         """Return a mean with an interval of equal width on both sides."""
         return cls(mean, mean - half_width, mean + half_width)
 
+    @property
+    def has_interval(self) -> bool:
+        """Whether both ends are numbers."""
+        return self.low == self.low and self.high == self.high
+
     def overlaps(self, other: Measured, /) -> bool:
-        """Return whether the two intervals share a point; symmetric."""
+        """Return whether there are two intervals and they share a point; symmetric."""
+        if not (self.has_interval and other.has_interval):
+            return False
         slack = ROUNDING * max(map(abs, (*self, *other)))
         return max(self.low, other.low) <= min(self.high, other.high) + slack
 
     def interval_text(self, digits: int, /) -> str:
         """Return the interval as it stands after the mean: half of it after a plus-minus sign, or its ends in brackets.
 
-        An interval that is corrected for skewness reaches further to one side; half of it would say neither end.
+        An interval that is corrected for skewness reaches further to one side; half of it would say neither end. Empty
+        without an interval.
         """
+        if not self.has_interval:
+            return ""
         half, sides = (self.high - self.low) / 2, (self.mean - self.low, self.high - self.mean)
         if max(sides) <= UNEVEN * min(sides) or half < 0.5 * 10**-digits:
             return f"\N{PLUS-MINUS SIGN} {half:.{digits}f}"
@@ -57,11 +67,14 @@ def mark(
 ) -> list[Mark]:
     """Return the marks of the cells of one column; ``rows`` are those of all methods but ``random``.
 
-    The best row is the one with the best mean. A row without a value (None) has no mark; without ``random`` no row is grey.
+    The best row is the one with the best mean. A row without a value (None) or without an interval has no mark and is not
+    the best; without ``random``, or without its interval, no row is grey.
     """
-    known = [row for row in rows if row is not None]
+    known = [row for row in rows if row is not None and row.has_interval]
     best = (max if higher_is_better else min)(known, key=lambda row: row.mean, default=None)
-    return [Mark() if row is None else _mark(row, best, random, higher_is_better) for row in rows]
+    return [
+        Mark() if row is None or not row.has_interval else _mark(row, best, random, higher_is_better) for row in rows
+    ]
 
 
 def _mark(row: Measured, best: Measured | None, random: Measured | None, higher_is_better: bool) -> Mark:

@@ -118,15 +118,16 @@ def _cell(cell: Cell | None, table: Summary, number: int, heading: Heading) -> s
     if cell is None:
         return f'<td class="{edge}n" aria-label="no value">&ndash;</td>'
     digits = digits_of(table, number)
-    mean, half = value_text(cell.measured, digits).split(" ", 1)
+    mean, _, half = value_text(cell.measured, digits).partition(" ")
     marks = "".join(f"{word} " for word, on in zip(("bold", "grey"), cell.mark, strict=True) if on)
     small = [count_text(cell, table.images)]
     if cell.difference is not None:
         small.append(f"Δ {value_text(cell.difference, digits, signed=True)}")
     below = "".join(f"<small>{escape(one)}</small>" for one in small if one)
     low, high = (f"{end:.{digits + 1}f}".replace("-", _MINUS) for end in cell.measured[1:])
+    interval = f"95 % interval {low} to {high}" if cell.measured.has_interval else "no interval"
     return (
-        f'<td class="{edge}{marks}n" data-value="{cell.measured.mean!r}" title="95 % interval {low} to {high}, '
+        f'<td class="{edge}{marks}n" data-value="{cell.measured.mean!r}" title="{interval}, '
         f'{cell.images:,} images"><span class="mean">{mean}</span> <span class="half">{half}</span>{below}</td>'
     )
 

@@ -20,7 +20,7 @@ from vitshap.evaluation.marks import Mark, Measured, mark
 from vitshap.experiments.tables import Column, Table
 from vitshap.files import read_json, read_tensors, write_tensors, write_text
 from vitshap.metrics.base import MetricResult
-from vitshap.metrics.intervals import interval_coverage
+from vitshap.metrics.intervals import half_widths, interval_coverage, mean_interval
 
 FORMAT = 1
 RECORD, TENSORS = "evaluation.json", "evaluation.safetensors"
@@ -156,18 +156,18 @@ class Evaluation:
         found = (mine - theirs)[~(mine - theirs).isnan()]
         if len(found) < 2:
             return None
-        return Measured.around(float(found.mean()), 1.96 * float(found.std()) / len(found) ** 0.5)
+        return Measured(float(found.mean()), *mean_interval(found))
 
     def curve(self, row: str, metric: str, name: str, classes: Classes = "target") -> tuple[Tensor, Tensor] | None:
-        """Return mean and half-width of the 95 % interval of every point of a curve, such as ``points`` or ``by_size``."""
+        """Return mean and half-width of the 95 % interval of every point of a curve, such as ``points`` or ``by_size``.
+
+        Accuracies, the points of ``roar``, are proportions. The half-width is NaN where one image has the point.
+        """
         kind = "image" if classes == "target" else classes
         points = self.scores.get((row, metric), {}).get(f"{kind}.{name}")
         if points is None:
             return None
-        known = (~points.isnan()).sum(0)
-        mean = points.nanmean(0)
-        spread = ((points - mean) ** 2).nansum(0) / (known - 1).clamp(min=1)
-        return mean, 1.96 * (spread / known.clamp(min=1)).sqrt()
+        return points.nanmean(0), half_widths(points, binary=metric.partition(":")[0] == "roar")
 
     def shared(self, row: str, metric: str, name: str) -> Tensor | None:
         """Return what all images share, such as the ``sizes`` of subsets, or ``seconds`` per explained image."""
@@ -333,6 +333,4 @@ def _place(heading: Heading) -> str:
 def _measured(result: MetricResult | None) -> Measured | None:
     if result is None or result.undefined == len(result.values):
         return None
-    low, high = result.interval()
-    mean = result.mean
-    return Measured(mean, low if low == low else mean, high if high == high else mean)
+    return Measured(result.mean, *result.interval())

@@ -43,14 +43,15 @@ class ErrorBound(MetricResult):
     """Euclidean distances to the exact Shapley values; ``mean`` is the left-hand side of the theorem's inequality."""
 
     losses: Tensor
-    """``L`` of the values, float64 ``[B, T]``, unscaled: the loss that training reports is d times this."""
+    """``L`` of the values, float64 ``[B, T]``, unscaled: the loss that training reports is d times this. NaN for values
+    that do not add up to v(1) - v(0), of which the theorem says nothing."""
     optima: Tensor
     """``L*``, the loss of the exact Shapley values, float64 ``[B, T]``."""
     num_players: int
 
     @property
     def bound(self) -> float:
-        """``sqrt(2 H_{d-1} (L - L*))``, with means over images and classes."""
+        """``sqrt(2 H_{d-1} (L - L*))``, with means over images and classes; NaN unless all values are efficient."""
         return _root(float(self.losses.mean() - self.optima.mean()), self.num_players)
 
     @property
@@ -166,31 +167,41 @@ def error_bound(game: Game, values: Tensor, /, *, batch: int = 4096) -> ErrorBou
 
     The theorem needs efficient values, which add up to v(1) - v(0).
     """
+    found, missing = _distances(game, values, batch)
+    if bool(found.losses.isnan().any()):
+        raise ValueError(
+            f"the theorem needs values that add up to v(1) - v(0); these miss it by {float(missing.max()):.3g}"
+        )
+    return found
+
+
+def _distances(game: Game, values: Tensor, batch: int) -> tuple[ErrorBound, Tensor]:
+    """Return distances of any values, with losses where they are efficient, and what sums of values miss, ``[B, K]``."""
     moments = kernel_moments(game, batch=batch)
     values = values.to(moments.gain_by_player)
-    missing = float((values.sum(1) - moments.total).abs().max())
-    allowed = EFFICIENT * max(1.0, float(moments.total.abs().max()))
-    if not missing <= allowed:
-        raise ValueError(f"the theorem needs values that add up to v(1) - v(0); these miss it by {missing:.3g}")
+    missing = (values.sum(1) - moments.total).abs()
+    efficient = missing <= EFFICIENT * max(1.0, float(moments.total.abs().max()))
     exact = moments.shapley_values()
-    return ErrorBound(
+    found = ErrorBound(
         metric="shapley-error",
         values=(values - exact).square().sum(1).sqrt().cpu(),
         classes=torch.arange(game.num_outputs).expand(game.batch_size, -1),
         higher_is_better=False,
-        losses=moments.loss(values).cpu(),
+        losses=moments.loss(values).masked_fill(~efficient, torch.nan).cpu(),
         optima=moments.loss(exact).cpu(),
         num_players=game.num_players,
     )
+    return found, missing
 
 
 def shapley_error(
     surrogate: ExplainableModel, images: Any, explanation: Explanation, /, *, batch: int = 4096
 ) -> ErrorBound:
-    """Compute the distance of an additive explanation to the exact Shapley values, and Theorem 1's bound on it.
+    """Compute the distance of an explanation to the exact Shapley values, and Theorem 1's bound on it.
 
-    Lower is better. All coalitions are evaluated, so it is limited to 20 players.
+    Lower is better. All coalitions are evaluated, so it is limited to 20 players. Every explanation has a distance; the
+    loss and the bound are NaN for values that do not add up to v(1) - v(0), such as random scores.
     """
     game = game_of(surrogate, surrogate.prepare(images).pixels, explanation)
-    found = error_bound(game.only(explanation.classes.to(game.device)), explanation.values, batch=batch)
+    found, _ = _distances(game.only(explanation.classes.to(game.device)), explanation.values, batch)
     return replace(found, classes=explanation.classes, class_specific=explanation.class_specific)

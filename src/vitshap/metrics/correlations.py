@@ -29,7 +29,7 @@ from vitshap.explanation import Explanation
 from vitshap.game import NUMBERS_AT_ONCE, Game
 from vitshap.methods import ExplainableModel, take_classes
 from vitshap.metrics.base import MetricResult, check_matches, game_of
-from vitshap.metrics.statistics import Correlation, correlate
+from vitshap.metrics.statistics import Correlation, correlate, is_constant
 from vitshap.players import PlayersLike
 
 Definition: TypeAlias = Literal["paper", "authors"]
@@ -226,12 +226,15 @@ def single_patch(
         )
     else:
         _checked(responses, name, surrogate, images, explanation)
-    drop = responses.full_of(explanation.classes)[..., None] - responses.of(explanation.classes, slice(None))
+    outputs = responses.of(explanation.classes, slice(None))
+    drop = responses.full_of(explanation.classes)[..., None] - outputs
     present = None if explanation.player_mask is None else explanation.player_mask[:, None].to(drop.device)
     values = explanation.values.to(drop.device).transpose(1, 2)  # [B, T, d]
+    found = correlate(values, drop, "spearman", present)
+    saturated = is_constant(outputs, present)  # the drop is then rounding, of whatever size
     return MetricResult(
         metric=name,
-        values=correlate(values, drop, "spearman", present).cpu(),
+        values=found.masked_fill(saturated, torch.nan).cpu(),
         classes=explanation.classes,
         higher_is_better=True,
         class_specific=explanation.class_specific,

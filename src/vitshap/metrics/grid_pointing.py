@@ -2,21 +2,38 @@
 
 Every image becomes a quarter of a mosaic of 2 x 2 images, of which no other shows its class. The mosaic is explained for
 this class. The score is the share of the positive values that lies in the right quarter: 1/4 for random values.
+
+The three other images and the quarter are random numbers of the image's position among all candidates and of the class,
+so they do not depend on the batch in which an image is measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitshap.counter_rng import random_bits, sample_keys, whole_numbers
 from vitshap.explanation import Explanation
 from vitshap.methods import ExplainableModel
 from vitshap.metrics.base import MetricResult, check_matches, named_method, own_classes, predicted_classes
 from vitshap.players import Players
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Images that the other three of a mosaic are drawn from, the explained ones among them."""
+
+    own: Tensor
+    """Which outputs are each image's own classes, bool ``[N, K]``."""
+    places: Tensor
+    """Of the explained images, int64 ``[B]``."""
+    load: Callable[[Tensor], Tensor]
+    """From places of images, int64 ``[n]``, to their pixels ``[n, C, H, W]``."""
 
 
 def grid_pointing(
@@ -27,39 +44,43 @@ def grid_pointing(
     *,
     labels: Tensor | None = None,
     method: Callable[..., Explanation] | None = None,
+    candidates: Candidates | None = None,
     seed: int = 0,
 ) -> MetricResult:
     """Return the share of the positive values in the right quarter of a mosaic; higher is better.
 
     Of each image those explained classes count that are its own (``own_classes`` of ``labels``; None: what the explained
     model predicted). The three other images are drawn from those that are not of this class: of three different classes if
-    there are that many. Images are scaled down by two. ``method``: the one that made the explanation; None: the method
-    of the explanation's name with its default options, for the surrogate. It is undefined without three other images,
-    where no value is positive, and for stored values.
+    there are that many. ``candidates``: all images of which some are measured here, in place of ``labels``; None: these.
+    Images are scaled down by two. ``method``: the one that made the explanation; None: the method of the explanation's
+    name with its default options, for the surrogate. It is undefined without three other images, where no value is
+    positive, and for stored values.
     """
     if surrogate.output == "identity":
         raise ValueError("the grid pointing game needs images of different classes, not a regression")
     pixels = surrogate.prepare(images).pixels
     check_matches(surrogate, pixels, explanation)
-    labels = predicted_classes(explanation.prediction, surrogate) if labels is None else labels
-    own = own_classes(labels, surrogate)  # [B, K]
+    if candidates is None:
+        labels = predicted_classes(explanation.prediction, surrogate) if labels is None else labels
+        places = torch.arange(len(pixels))
+        candidates = Candidates(own_classes(labels, surrogate), places, lambda some: pixels[some.to(pixels.device)])
+    own = candidates.own[candidates.places]  # [B, K]
     explain = named_method(explanation, surrogate) if method is None else method
-    generator = torch.Generator().manual_seed(seed)
-    places = own.gather(1, explanation.classes).nonzero().tolist()  # (image, column) whose class is the image's own
-    kinds = torch.unique(own, dim=0, return_inverse=True)[1]  # [B]: images with the same classes are of one kind
+    kinds = torch.unique(candidates.own, dim=0, return_inverse=True)[1]  # [N]: one kind has the same classes
     games = []
-    for image, column in places:
-        others = _others(kinds, own, int(explanation.classes[image, column]), generator)
+    for image, column in own.gather(1, explanation.classes).nonzero().tolist():  # columns of an image's own classes
+        place, target = candidates.places[image : image + 1], int(explanation.classes[image, column])
+        others = _others(kinds, candidates.own, target, sample_keys("mosaic", place, seed=seed, epoch=target))
+        quarter = whole_numbers(sample_keys("quarter", place, seed=seed, epoch=target), 1, bits=2)
         if others is not None:
-            games.append((image, column, others))
+            games.append((image, column, [int(place), *others], int(quarter)))
     values = torch.full(explanation.classes.shape, torch.nan, dtype=torch.float64)
     for start in range(0, len(games) if explain else 0, len(pixels)):  # as many mosaics at a time as there are images
-        some = games[start : start + len(pixels)]
-        shown, columns, three = (torch.tensor(part) for part in zip(*some, strict=True))
-        quarter = torch.randint(4, (len(some),), generator=generator)
+        shown, columns, four, quarter = map(torch.tensor, zip(*games[start : start + len(pixels)], strict=True))
+        needed, at = torch.unique(four, return_inverse=True)
         assert explain is not None
-        found = explain(mosaics(pixels, shown, three, quarter), target=explanation.classes[shown, columns])
-        values[shown, columns] = share_in_quarter(found, quarter)
+        made = mosaics(candidates.load(needed), at[:, 0], at[:, 1:], quarter)
+        values[shown, columns] = share_in_quarter(explain(made, target=explanation.classes[shown, columns]), quarter)
     return MetricResult(
         metric="grid-pointing",
         values=values,
@@ -114,9 +135,9 @@ def _overlap(cells: int) -> Tensor:
     return torch.stack([first, 1 - first])
 
 
-def _others(kinds: Tensor, own: Tensor, target: int, generator: torch.Generator) -> list[int] | None:
+def _others(kinds: Tensor, own: Tensor, target: int, key: Tensor) -> list[int] | None:
     """Draw three images that are not of class ``target``, of different ``kinds`` if possible; None if there are fewer."""
-    order = torch.randperm(len(own), generator=generator)
+    order = random_bits(key, len(own))[0].argsort()
     order = order[~own[order, target]]
     first: dict[int, int] = {}
     for image, kind in zip(order.tolist(), kinds[order].tolist(), strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -22,7 +22,7 @@ class Curve(MetricResult):
 
     points: Tensor
     """float64 ``[B, T, P]``: output after k = 0, step, 2 x step, ... and all players; NaN beyond the image's players."""
-    fractions: Tensor
+    fractions: Tensor = field(metadata={"per_class": False})
     """k divided by the image's number of players, float64 ``[B, P]``; NaN where ``points`` are."""
 
 

@@ -2,8 +2,9 @@
 
 Scores of images are bounded and often skewed: most areas lie near one end, and a few images far from it. The interval is
 Student's t interval with Hall's correction for skewness (Hall 1992, On the removal of skewness by transformation), which
-for symmetric scores is Student's t and for many images the normal approximation. Zeros and ones (whether a prediction is
-right) have Wilson's interval, which does not shrink to a point when all of them agree.
+for symmetric scores is Student's t and for many images the normal approximation. Zeros and ones that count something
+(``binary``: whether a prediction is right) have Wilson's interval, which does not shrink to a point when all of them agree.
+Scores that only happen to be 0 or 1, such as correlations that are all 1, do not.
 """
 
 from __future__ import annotations
@@ -16,21 +17,22 @@ from torch import Tensor
 LEVEL = 0.95
 
 
-def mean_interval(scores: Tensor, /, *, level: float = LEVEL) -> tuple[float, float]:
+def mean_interval(scores: Tensor, /, *, binary: bool = False, level: float = LEVEL) -> tuple[float, float]:
     """Return the confidence interval of the mean of scores ``[n]``; NaN are left out.
 
-    Zeros and ones are a proportion. One score has no interval (NaN).
+    ``binary``: the scores are accuracies, so that zeros and ones are a proportion; shares in between, of several labels
+    or seeds, have the interval of other scores. One score that is no proportion has no interval (NaN).
     """
-    low, high = mean_intervals(scores[~scores.isnan()][None], level=level)
+    low, high = mean_intervals(scores[~scores.isnan()][None], binary=binary, level=level)
     return float(low), float(high)
 
 
-def mean_intervals(scores: Tensor, /, *, level: float = LEVEL) -> tuple[Tensor, Tensor]:
+def mean_intervals(scores: Tensor, /, *, binary: bool = False, level: float = LEVEL) -> tuple[Tensor, Tensor]:
     """Return lower and upper ends ``[r]`` of the intervals of the means of samples ``[r, n]`` without NaN."""
     _require_level(level)
     scores = scores.double()
     count = scores.shape[1]
-    if count and bool(((scores == 0) | (scores == 1)).all()):
+    if binary and count and bool(((scores == 0) | (scores == 1)).all()):
         return wilson(scores.mean(1), count, level=level)
     if count < 2:
         return (torch.full_like(scores.sum(1), torch.nan),) * 2
@@ -42,7 +44,26 @@ def mean_intervals(scores: Tensor, /, *, level: float = LEVEL) -> tuple[Tensor, 
     return low, high
 
 
-def wilson(share: Tensor, count: int, /, *, level: float = LEVEL) -> tuple[Tensor, Tensor]:
+def half_widths(scores: Tensor, /, *, binary: bool = False, level: float = LEVEL) -> Tensor:
+    """Return half of the interval of every mean over images of ``[n, ...]``; NaN are left out.
+
+    It is drawn on both sides of the mean: Student's t, or half of Wilson's interval of a proportion (``binary`` as for
+    ``mean_interval``). It is NaN for one score that is no proportion.
+    """
+    _require_level(level)
+    scores = scores.double()
+    known = ~scores.isnan()
+    count, mean = known.sum(0), scores.nanmean(0)
+    variance = (scores - mean).square().nansum(0) / (count - 1)
+    quantile = variance.new_tensor([_student(level, n - 1) for n in count.flatten().tolist()]).view_as(variance)
+    half = quantile * (variance / count).sqrt()
+    if not binary:
+        return half
+    low, high = wilson(mean, count, level=level)
+    return torch.where(((scores == 0) | (scores == 1) | ~known).all(0), (high - low) / 2, half)
+
+
+def wilson(share: Tensor, count: int | Tensor, /, *, level: float = LEVEL) -> tuple[Tensor, Tensor]:
     """Return Wilson's interval of proportions ``share`` observed in ``count`` images each."""
     _require_level(level)
     z = _student(level, None)
@@ -62,11 +83,19 @@ class Coverage:
 
 
 def interval_coverage(
-    scores: Tensor, /, *, images: int, repetitions: int = 2000, level: float = LEVEL, seed: int = 0
+    scores: Tensor,
+    /,
+    *,
+    images: int,
+    repetitions: int = 2000,
+    binary: bool = False,
+    level: float = LEVEL,
+    seed: int = 0,
 ) -> Coverage:
     """Draw samples of ``images`` scores with replacement and count the intervals that contain the mean of ``scores``.
 
-    ``scores`` ``[n]`` are measured on many images and stand for all images there are; NaN are left out.
+    ``scores`` ``[n]`` are measured on many images and stand for all images there are; NaN are left out. ``binary`` as for
+    ``mean_interval``.
     """
     scores = scores[~scores.isnan()].double()
     if len(scores) < 2 or images < 2:
@@ -75,7 +104,7 @@ def interval_coverage(
     mean, inside = scores.mean(), 0
     for start in range(0, repetitions, 256):
         drawn = torch.randint(len(scores), (min(256, repetitions - start), images), generator=generator)
-        low, high = mean_intervals(scores[drawn], level=level)
+        low, high = mean_intervals(scores[drawn], binary=binary, level=level)
         inside += int(((low <= mean) & (mean <= high)).sum())
     return Coverage(images, repetitions, inside / repetitions)
 

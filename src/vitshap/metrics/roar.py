@@ -8,7 +8,7 @@ random masks apart from the surrogate (EVAL-X). The form in which a classifier i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,12 +28,12 @@ class Roar(MetricResult):
 
     counts: Tensor
     """Players inserted or deleted, int64 ``[N]``."""
-    inserted: Tensor
+    inserted: Tensor = field(metadata={"per_class": False})
     """Whether the prediction from the ``counts`` most important players is right: 0 or 1, float64 ``[B, N]``.
 
     With several labels per image, the share of the explained classes that are predicted rightly.
     """
-    deleted: Tensor
+    deleted: Tensor = field(metadata={"per_class": False})
     """The same from all other players, ``[B, N]``."""
 
 

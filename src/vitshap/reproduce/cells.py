@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,8 +78,8 @@ def marks_of(cells: Mapping[str, Mapping[str, float]], metric: str) -> dict[str,
 
 
 def _measured(cell: Mapping[str, Any]) -> Measured:
-    """Return a stored mean with its interval; without one, the mean alone."""
-    ends = (cell["mean"] if cell[end] is None else cell[end] for end in ("low", "high"))
+    """Return a stored mean with its interval, whose ends are NaN where there is none."""
+    ends = (math.nan if cell[end] is None else cell[end] for end in ("low", "high"))
     return Measured(cell["mean"], *ends)
 
 

@@ -102,7 +102,7 @@ def _retrained(context: Context, folder: Path, methods: list[MethodLike], evalua
 
 def _accuracies(right: Tensor) -> dict[str, list[float]]:
     """Return accuracies and their 95 % intervals, of results ``[images, counts]``."""
-    ends = [mean_interval(right[:, i]) for i in range(right.shape[1])]
+    ends = [mean_interval(right[:, i], binary=True) for i in range(right.shape[1])]
     return {
         "mean": [round(float(one), 5) for one in right.mean(0)],
         "low": [round(low, 5) for low, _ in ends],
