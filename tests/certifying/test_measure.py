@@ -1,5 +1,6 @@
 """What is measured, against exact values of all coalitions."""
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from vitshap.explainers.calibration import calibrate
 from vitshap.metrics import error_bound, metric
 from vitshap.metrics.bound import kernel_moments
 from vitshap.models import wrap
+from vitshap.training.batches import Images
+from vitshap.training.values.store import Evaluator
+from vitshap.training.values.validation import ValidationSet
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +129,10 @@ def test_images_are_spread_over_the_data_and_values_are_stored(tmp_path: Path) -
     below = first.below(float(tops.median()))
     assert below is not None
     assert below.mean == pytest.approx(0.4)
+    none = first.below(0.0)
+    assert none is not None
+    assert none.mean == none.low == 0
+    assert none.high > 0.1, "a share of few images, Wilson's interval"
 
 
 def test_constant_values_have_no_correlation(found: ImageSet) -> None:
@@ -148,6 +156,64 @@ def test_outputs_without_probabilities_have_no_threshold(tmp_path: Path) -> None
     assert found.accuracy is None
     assert found.bound.hoeffding is None
     assert found.bound.chebyshev > 0
+
+
+def regression(unit: float) -> Explainer:
+    """An explainer of ten numbers, the first of them in another unit."""
+    net = deepcopy(surrogate().net)
+    with torch.no_grad():
+        net.classifier.weight[0] *= unit
+        net.classifier.bias[0] *= unit
+    made = Explainer(wrap(net, output="identity", players=2)).eval()
+    made.network.load_state_dict(untrained().network.state_dict())
+    game = made.surrogate.game(torch.as_tensor(load_digits().val.images))
+    made.set_scale(game.grand.std(0))
+    return made
+
+
+def test_a_regression_is_judged_by_all_outputs_whatever_their_units(tmp_path: Path) -> None:
+    options = {"images": 20, "coalitions": 32, "truth_images": 20, "budget": 100, "folder": tmp_path}
+    one, other = (measure(regression(unit), load_digits().test, name="numbers", **options) for unit in (1.0, 100.0))
+    first, second = one.compared, other.compared
+    assert first is not None
+    assert second is not None
+    assert second.explanation.values[..., 0].abs().mean() > 50 * first.explanation.values[..., 0].abs().mean()
+    assert one.loss == pytest.approx(other.loss, rel=1e-3)
+    assert one.uniform_loss == pytest.approx(other.uniform_loss, rel=1e-3)
+    assert first.improvement == pytest.approx(second.improvement, rel=1e-3, abs=1e-4)
+    assert first.optimum == pytest.approx(second.optimum, rel=1e-3)
+    assert first.distance() == pytest.approx(second.distance(), rel=1e-3)
+    assert first.correlation() == pytest.approx(second.correlation(), abs=1e-4)
+    assert first.judged == "all outputs"
+    by_hand = [
+        stats.pearsonr(first.explanation.values[0, :, k], first.truth.values[0, :, k]).statistic for k in range(10)
+    ]
+    assert float(first.correlations()[0]) == pytest.approx(sum(by_hand) / 10, abs=1e-5)
+    assert first.correlation("others") is None
+    apart = (first.explanation.values.double() - first.truth.values).square().sum(1).sqrt()
+    assert first.distance().mean == pytest.approx(float((apart / first.scale).mean()), rel=1e-3)
+
+
+def test_losses_of_a_regression_are_those_of_training(tmp_path: Path) -> None:
+    explainer, data = regression(0.01), load_digits().test
+    found = measure(explainer, data, name="numbers", images=360, coalitions=128)
+    images = Images(explainer.surrogate, data, None, seed=0)
+    trained_by = ValidationSet(None, Evaluator(explainer.surrogate), images, pairs=128).losses(explainer, 60)
+    assert found.loss.mean == pytest.approx(trained_by["loss"], rel=0.03)  # other coalitions
+    assert found.uniform_loss.mean == pytest.approx(trained_by["uniform_loss"], rel=0.03)
+
+
+def test_one_image_has_no_verdict(tmp_path: Path) -> None:
+    splits = load_digits()
+    few = Settings(images=9, truth_images=9, drift_images=9, budget=100, coalitions=2, corruptions=(), metrics=())
+    with pytest.raises(ValueError, match="converged values of at least 2 test images, got 1"):
+        certify(untrained(), splits._replace(test=splits.test.subset([5])), folder=tmp_path, settings=few)
+    one = {"one photo": splits.val.subset([3])}
+    found = certify(untrained(), splits, folder=tmp_path, settings=few, others=one)
+    verdict = found.verdict_on(found.drift[0])
+    assert verdict.level == "no verdict"
+    assert "fewer than two images" in verdict.sentence
+    assert found.verdict.level != "no verdict"
 
 
 def test_the_threshold_has_the_chosen_share_of_images_below_it() -> None:

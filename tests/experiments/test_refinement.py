@@ -87,6 +87,19 @@ def test_curves_of_all_methods_end_at_the_exact_values(explainer: Explainer, kno
         error_curves(explainer, pixels, truth[30:], budgets=(10,))
 
 
+def test_r2_of_the_other_classes_is_a_median_and_says_so(known: tuple[Tensor, Truth]) -> None:
+    _, truth = known
+    half = Values(0.5 * truth.values, None, torch.ones(len(truth.values), dtype=torch.int64))
+    table = stored_curves({Key(EXPLAINER, 0): half}, truth)
+    others = torch.ones_like(truth.full_values, dtype=torch.bool)
+    others.scatter_(1, truth.full_values.argmax(1, keepdim=True), False)
+    r2 = 1 - 0.25 * truth.values.square().sum(1) / (4 * truth.values.var(1, correction=0))
+    assert table.rows[0]["r2_others"].value == pytest.approx(float(r2[others].median()), rel=1e-4)
+    heading = next(column.heading for column in table.columns if column.key == "r2_others")
+    assert heading == "r2 others, median"
+    assert "of r2 their median" in table.notes[0]
+
+
 def test_the_command_calibrates_a_bundle(explainer: Explainer, tmp_path: Path) -> None:
     explainer.calibration = None
     folder = explainer.save_pretrained(tmp_path / "bundle")

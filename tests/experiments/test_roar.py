@@ -1,6 +1,7 @@
 """Masked retraining: what the classifier sees, what it can learn from it, and that an interrupted run continues."""
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from vitshap.data import ImageData
 from vitshap.experiments import roar
+from vitshap.explainers import Explainer
 from vitshap.methods import method
 from vitshap.models import MaskedModel, Preprocess, wrap
 from vitshap.training import ClassifierTraining, LoopConfig
@@ -97,6 +99,38 @@ def test_the_spot_alone_is_learnt_and_without_it_nothing_is(splits, tmp_path):
     other = replace(CONFIG, selection_metric="loss")
     with pytest.raises(ValueError, match="holds results with other config: choose another folder"):
         roar.retrain(model, splits, explain, tmp_path, config=other, counts=[1])
+
+
+def test_a_folder_belongs_to_one_explanation_and_data_set(splits, tmp_path):
+    model, config = net(), replace(CONFIG, loop=replace(CONFIG.loop, epochs=1))
+    few = {"config": config, "counts": [1], "directions": ["insertion"]}
+    torch.manual_seed(1)
+    explainer = Explainer(model).eval()
+    options = {"budget": 30, "seed": 0, "prior": explainer}
+    made = {"explainer": explainer, "refine": method("refine", model, **options)}
+    for name, explain in made.items():
+        roar.retrain(model, splits, explain, tmp_path / name, **few)
+        again = [path.stat().st_mtime_ns for path in (tmp_path / name).iterdir()]
+        roar.retrain(model, splits, explain, tmp_path / name, **few)
+        assert [path.stat().st_mtime_ns for path in (tmp_path / name).iterdir()] == again
+
+    def refused(name, explain, what, data=splits):
+        with pytest.raises(ValueError, match=f"holds results with other {what}: choose another folder"):
+            roar.retrain(model, data, explain, tmp_path / name, **few)
+
+    torch.manual_seed(2)
+    other = Explainer(model).eval()
+    refused("explainer", other, "explainer")
+    refused("explainer", made["explainer"], "data", (splits[0], splits[1], spots(40, 3)))
+    labels = replace(splits[0], labels=1 - splits[0].labels)
+    refused("explainer", made["explainer"], "data", (labels, *splits[1:]))
+    refused("refine", method("refine", model, **{**options, "seed": 1}), "options")
+    refused("refine", method("refine", model, **{**options, "prior": other}), "options")
+    refused("refine", method("refine", model.with_removal("pixels"), **options), "explained model")
+    changed = deepcopy(model)
+    with torch.no_grad():
+        next(changed.net.parameters()).add_(0.1)
+    refused("refine", method("refine", changed, **{**options, "prior": "tokens"}), "explained model, options")
 
 
 def test_an_interrupted_run_continues(splits, tmp_path, monkeypatch):

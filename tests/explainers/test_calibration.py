@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from tests.small_nets import random_images, small_net
+from vitshap.estimators.priors import read_tokens
 from vitshap.estimators.truth import compute
 from vitshap.explainers import Explainer, bundle
-from vitshap.explainers.calibration import FEATURES, Calibration, calibrate
+from vitshap.explainers.calibration import FEATURES, Calibration, _white, calibrate
 from vitshap.methods import method
 
 
@@ -70,6 +71,22 @@ def test_inexact_reference_values_give_the_same_calibration(
     assert 0.9 < float(((low <= truth[90:]) & (truth[90:] <= high)).double().mean()) < 0.98
     assert abs(found.factor - calibration.factor) < 0.15
     assert abs(found.spread - calibration.spread) < 0.2
+
+
+@pytest.mark.parametrize("white", [0.1, 0.25, 0.5, 0.75])
+@pytest.mark.parametrize("uneven", [0.0, 1.0])
+def test_the_share_of_white_variance_is_found_again(white: float, uneven: float) -> None:
+    explainer = Explainer(small_net((4, 4)).float())
+    pixels = random_images(explainer.surrogate, 60).float()
+    tokens = read_tokens(explainer.surrogate.adapter, pixels, explainer.surrogate.players)
+    assert tokens is not None
+    random = torch.Generator().manual_seed(0)
+    root = torch.linalg.cholesky(tokens.similarity[:, 0] + 1e-9 * torch.eye(16))
+    alike, own = (torch.randn(60, 16, 4, generator=random, dtype=torch.float64) for _ in range(2))
+    profile = (uneven * torch.randn(60, 16, 1, generator=random, dtype=torch.float64)).exp()
+    drawn = profile.sqrt() * ((1 - white) ** 0.5 * (root @ alike) + white**0.5 * own)
+    errors = drawn - drawn.mean(1, keepdim=True)  # an explainer's values add up
+    assert _white(explainer, pixels, errors, profile.expand_as(errors)) == white
 
 
 def test_errors_follow_the_size_of_the_values(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitshap import evaluation
 from vitshap.certifying.corruptions import CORRUPTIONS, corruption
-from vitshap.certifying.measure import TRUTH_BATCH, Compared, ImageSet, Progress, measure
+from vitshap.certifying.measure import FEWEST, TRUTH_BATCH, Compared, ImageSet, Progress, measure
 from vitshap.certifying.verdict import Numbers, Verdict, judge
 from vitshap.data import ImageData, Splits
 from vitshap.estimators.kernel import kernelshap
@@ -35,8 +35,6 @@ VALIDATION, TEST = "validation images", "test images"
 WARNED = 0.05
 """Share of validation images below the threshold of confidence, where the bundle has none."""
 METRICS = ("insertion", "deletion")
-FEWEST = 2
-"""Images with converged values: one has no interval."""
 CONVERGED = 0.9
 """Reliability from which values are called converged without a note."""
 FIRST_TIMED, MOST_TIMED, LONG_ENOUGH = 256, 5, 1.0
@@ -141,7 +139,8 @@ class Certificate:
                 coverage=None if compared is None else compared.coverage(),
                 improvement=None if compared is None else compared.improvement,
                 below=images.below(self.threshold),
-            )
+            ),
+            judged=self.compared.judged,
         )
 
     def separation(self, images: ImageSet) -> float | None:
@@ -323,11 +322,11 @@ def roc_auc(known: Tensor, others: Tensor) -> float:
 
 def _parts(explainer: Explainer, splits: Splits, others: Mapping[str, ImageData], settings: Settings) -> list[Part]:
     """Return the image sets of a certificate."""
+    validation, test = min(settings.images, len(splits.val)), _counts(splits.test, settings, settings.truth_images)
+    if min(test) < FEWEST:
+        raise ValueError(f"a certificate needs converged values of at least {FEWEST} test images, got {min(test)}")
     opened = Images(explainer.surrogate, splits.test.subset([0]), None, seed=0)  # knows how images are normalised
-    found = [
-        Part(VALIDATION, splits.val, min(settings.images, len(splits.val)), 0),
-        Part(TEST, splits.test, *_counts(splits.test, settings, settings.truth_images)),
-    ]
+    found = [Part(VALIDATION, splits.val, validation, 0), Part(TEST, splits.test, *test)]
     for name in settings.corruptions:
         few = _counts(splits.test, settings, settings.drift_images)
         found.append(Part(f"test images, {name}", splits.test, *few, corruption(name, opened.mean, opened.std)))

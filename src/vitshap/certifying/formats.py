@@ -13,7 +13,7 @@ from typing import Any
 
 from vitshap.certifying.certificate import Certificate
 from vitshap.certifying.measure import Classes, Compared, ImageSet
-from vitshap.certifying.verdict import Finding, Verdict
+from vitshap.certifying.verdict import ALL_OUTPUTS, Finding, Verdict
 from vitshap.evaluation.marks import Measured
 from vitshap.explaining.text import percent
 
@@ -79,7 +79,7 @@ def card_numbers(certificate: Certificate) -> dict[str, Any]:
         "test images": test.images,
         "test images with converged values": len(compared.names),
         "evaluations of each of these": certificate.settings.budget,
-        "correlation with converged values, predicted class": compared.correlation(),
+        f"correlation with converged values, {compared.judged}": compared.correlation(),
         "correlation with converged values, other classes": compared.correlation("others"),
         "Shapley value estimation error": compared.distance(),
         "coverage of 95 % intervals": compared.coverage(),
@@ -163,6 +163,7 @@ def _compared(certificate: Certificate, compared: Compared) -> dict[str, Any]:
         low = compared.explanation.prediction.amax(1) < certificate.threshold
     return {
         "images": len(compared.names),
+        "target": compared.judged,
         **correlations,
         **{f"reliability_{classes}": compared.reliability(classes) for classes in both},
         "distance": compared.distance(),
@@ -177,18 +178,26 @@ def _compared(certificate: Certificate, compared: Compared) -> dict[str, Any]:
 
 
 def _images(compared: Compared, images: ImageSet) -> list[dict[str, Any]]:
-    correlations, distances = compared.correlations(), compared.error.corrected_l2.mean(1)
+    correlations, distances = compared.correlations(), compared.distances.mean(1)
+    reliability = compared.of(compared.truth.reliability)
     return [
         {
             "image": name,
-            "predicted": int(compared.target[i]),
-            "output": float(compared.explanation.prediction[i].max()),
+            **_outputs(compared, i),
             "correlation": float(correlations[i]),
-            "reliability": float(compared.truth.reliability[i, compared.target[i]]),
+            "reliability": float(reliability[i]),
             "distance": float(distances[i]),
         }
         for i, name in enumerate(compared.names)
     ]
+
+
+def _outputs(compared: Compared, i: int) -> dict[str, Any]:
+    """Return an image's predicted class with its output, or all outputs where none of them is predicted."""
+    outputs = compared.explanation.prediction[i]
+    if compared.judged == ALL_OUTPUTS:
+        return {"outputs": outputs.tolist()}
+    return {"predicted": int(outputs.argmax()), "output": float(outputs.max())}
 
 
 def _plain(content: Any) -> Any:

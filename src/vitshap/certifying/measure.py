@@ -4,7 +4,8 @@ One pass and a few coalitions of every image give the model's confidence, the lo
 equal values for all players (the uniform explanation). Some of the images have converged Shapley values too, in which the
 explainer's values have a distance, a correlation, and intervals that hold them or not. For efficient values a loss exceeds
 its optimum by the squared distance from the exact values divided by 2 H_{d-1} (see ``vitshap.metrics.bound``): this gives
-the optimum L*, and the loss that the explainer saves, without the noise of sampled coalitions.
+the optimum L*, and the loss that the explainer saves, without the noise of sampled coalitions. Losses and distances are in
+the explainer's unit of each output, as in training.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from vitshap import metrics
+from vitshap.certifying.verdict import ALL_OUTPUTS, PREDICTED
 from vitshap.coalitions import harmonic_number, sample_coalitions, shapley_kernel
 from vitshap.data import ImageData
 from vitshap.estimators import truth as reference
@@ -40,9 +42,11 @@ BATCH = 32
 """Images at a time."""
 TRUTH_BATCH = 4
 """Images at a time whose reference values are computed."""
+FEWEST = 2
+"""Images with converged values: one has no interval."""
 
 Classes = Literal["target", "others"]
-"""The predicted class of each image, or the mean over all others."""
+"""What is judged of each image (the predicted class, or all outputs of a regression), or the mean over all others."""
 Progress = Callable[[str, int, int], object]
 """Called with a step's name, the images done and all images."""
 
@@ -59,38 +63,52 @@ class Compared:
     error: TruthError
     losses: Tensor
     """Sampled loss of each of these images, unscaled, float64 ``[m]``."""
+    scale: Tensor
+    """The explainer's unit of each output, float64 ``[K]``; ones for probabilities."""
+
+    @property
+    def judged(self) -> str:
+        """Which outputs of each image are judged, in words."""
+        return ALL_OUTPUTS if self.explanation.unit == "output" else PREDICTED
 
     @property
     def target(self) -> Tensor:
-        """Predicted class of each image, int64 ``[m]``."""
-        return self.explanation.prediction.argmax(1)
+        """The outputs that are judged, bool ``[m, K]``."""
+        prediction = self.explanation.prediction
+        if self.judged == ALL_OUTPUTS:
+            return torch.ones_like(prediction, dtype=torch.bool)
+        return torch.zeros_like(prediction, dtype=torch.bool).scatter(1, prediction.argmax(1, keepdim=True), True)
 
     def correlations(self, classes: Classes = "target", kind: Literal["pearson", "spearman"] = "pearson") -> Tensor:
         """Return each image's correlation with the converged values, not corrected, ``[m]``; NaN: the model's output has
         no differences between players. Values of the explainer without differences have the correlation 0."""
         found = getattr(self.error, kind)
         flat = is_constant(self.explanation.values.transpose(1, 2))
-        return self._of(torch.where(flat, 0.0, found), classes)
+        return self.of(torch.where(flat, 0.0, found), classes)
 
     def correlation(
         self, classes: Classes = "target", kind: Literal["pearson", "spearman"] = "pearson"
     ) -> Measured | None:
-        """Return the mean correlation, corrected for the reference's reliability; None if that is too low."""
+        """Return the mean correlation, corrected for the reference's reliability; None: too low, or too few images."""
         found, reliability = self.correlations(classes, kind), self.reliability(classes)
-        if not reliability >= MIN_RELIABILITY or bool(found.isnan().all()):
+        if not reliability >= MIN_RELIABILITY or int((~found.isnan()).sum()) < FEWEST:
             return None
-        scale = float(self._of(self.truth.reliability.clamp(min=0).sqrt(), classes).nanmean())
+        scale = float(self.of(self.truth.reliability.clamp(min=0).sqrt(), classes).nanmean())
         mean, low, high = (one / scale for one in _measured(found))
         return Measured(mean, max(low, -1.0), min(high, max(mean, 1.0)))
 
     def reliability(self, classes: Classes = "target") -> float:
         """Return the mean reliability of the converged values; NaN if there are no such classes."""
-        return float(self._of(self.truth.reliability.clamp(min=0), classes).nanmean())
+        return float(self.of(self.truth.reliability.clamp(min=0), classes).nanmean())
 
     def distance(self, classes: Classes | Literal["all"] = "all") -> Measured:
         """Return the Shapley value estimation error: the mean Euclidean distance, corrected for the reference's errors."""
-        found = self.error.corrected_l2
-        return _measured(found.mean(1) if classes == "all" else self._of(found, classes))
+        return _measured(self.distances.mean(1) if classes == "all" else self.of(self.distances, classes))
+
+    @property
+    def distances(self) -> Tensor:
+        """Corrected distance of each image and output, ``[m, K]``."""
+        return self.error.corrected_l2 / self.scale
 
     @property
     def excess(self) -> Tensor:
@@ -124,8 +142,7 @@ class Compared:
 
         ``where``: of these images only, bool ``[m]``.
         """
-        found = self.error.coverage.mean(1)
-        found = found if where is None else found[where]
+        found = self.error.coverage.mean(1)[slice(None) if where is None else where]
         if bool(found.isnan().any()) or not len(found):
             return None
         mean, low, high = _measured(found)
@@ -142,12 +159,11 @@ class Compared:
 
     def _excess(self, values: Tensor) -> Tensor:
         squared = (values - self.truth.values).square().sum(1) - self.truth.stderr.square().sum(1)  # [m, K]
-        return squared.mean(1) / (2 * harmonic_number(values.shape[1] - 1))
+        return (squared / self.scale.square()).mean(1) / (2 * harmonic_number(values.shape[1] - 1))
 
-    def _of(self, numbers: Tensor, classes: Classes) -> Tensor:
-        """Return numbers ``[m, K]`` of the predicted class, or their mean over the others; ``[m]``."""
-        own = torch.zeros_like(numbers, dtype=torch.bool).scatter(1, self.target[:, None], True)
-        return numbers.masked_fill(~own if classes == "target" else own, torch.nan).nanmean(1)
+    def of(self, numbers: Tensor, classes: Classes = "target") -> Tensor:
+        """Return the mean of numbers ``[m, K]`` over what is judged, or over the others; ``[m]``."""
+        return numbers.masked_fill(~self.target if classes == "target" else self.target, torch.nan).nanmean(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +183,7 @@ class ImageSet:
     accuracy: float | None
     """Of the surrogate; None without labels."""
     promised: Tensor | None
-    """Correlation with the exact values that the explainer's error bars promise, predicted class, ``[n]``."""
+    """Correlation with the exact values that the explainer's error bars promise, of what is judged, ``[n]``."""
     compared: Compared | None
 
     @property
@@ -189,7 +205,7 @@ class ImageSet:
         """Return the share of images whose largest probability is below the threshold of confidence."""
         if threshold is None or self.confidence is None:
             return None
-        return _measured((self.confidence < threshold).double())
+        return _measured((self.confidence < threshold).double(), binary=True)
 
     @property
     def bound(self) -> SampledBound:
@@ -276,7 +292,7 @@ def _part(
     coalitions: int,
 ) -> dict[str, Tensor]:
     """Return what one pass and sampled coalitions tell about some images, float64 ``[n]`` each."""
-    surrogate = explainer.surrogate
+    surrogate, scale = explainer.surrogate, explainer.scale.double().cpu()
     law = shapley_kernel(surrogate.num_players)
     drawn = sample_coalitions(law, indices, seed=0, epoch=0, n=coalitions, paired=True, purpose=PURPOSE)
     outputs = evaluate(pixels, drawn).values.double().cpu()  # [n, S, K]
@@ -285,21 +301,21 @@ def _part(
     gains, shown = outputs - base[:, None], drawn.double().cpu()
     equal = uniform_explanation(base, prediction, values.shape[1])
     found = {
-        "losses": (gains - shown @ values).square().mean((1, 2)),
-        "uniform_losses": (gains - shown @ equal).square().mean((1, 2)),
+        "losses": ((gains - shown @ values) / scale).square().mean((1, 2)),
+        "uniform_losses": ((gains - shown @ equal) / scale).square().mean((1, 2)),
     }
-    if (
-        surrogate.unit == "probability"
-    ):  # v(s) is between 0 and 1, and s'phi between the sums of negative and positive values
+    if surrogate.unit == "probability":
+        # v(s) is between 0 and 1, and s'phi between the sums of negative and positive values
         positive, negative = values.clamp(min=0).sum(1), -values.clamp(max=0).sum(1)  # [n, K]
-        found["largest"] = torch.maximum(1 - base + negative, base + positive).square().mean(1)
+        found["largest"] = (torch.maximum(1 - base + negative, base + positive) / scale).square().mean(1)
         if surrogate.num_classes > 1:
             found["confidence"] = prediction.amax(1)
     if surrogate.output == "softmax" and labels.ndim == 1 and not labels.is_floating_point():
         found["hit"] = (prediction.argmax(1) == labels.cpu()).double()
     if explanation.stderr is not None:
-        reliable = reliability_from_errors(explanation).gather(1, prediction.argmax(1, keepdim=True))[:, 0]
-        found["promised"] = reliable.clamp(min=0).sqrt()
+        promised = reliability_from_errors(explanation).clamp(min=0).sqrt()  # [n, K]
+        one = prediction.argmax(1, keepdim=True)
+        found["promised"] = promised.mean(1) if surrogate.output == "identity" else promised.gather(1, one)[:, 0]
     return found
 
 
@@ -326,9 +342,9 @@ def _compare(
     )
     explanation = explainer(pixels)
     error = metrics.error(explainer.surrogate, pixels, explanation, truth=known)
-    return Compared(names, pixels.cpu(), explanation, known, error, losses)
+    return Compared(names, pixels.cpu(), explanation, known, error, losses, explainer.scale.double().cpu())
 
 
-def _measured(numbers: Tensor) -> Measured:
-    """Return the mean over images, which are independent of each other, with its 95 % interval."""
-    return Measured(float(numbers.nanmean()), *metrics.mean_interval(numbers))
+def _measured(numbers: Tensor, *, binary: bool = False) -> Measured:
+    """Return the mean over images, which are independent of each other, with its 95 % interval (as ``mean_interval``)."""
+    return Measured(float(numbers.nanmean()), *metrics.mean_interval(numbers, binary=binary))

@@ -19,7 +19,7 @@ from vitshap import plots
 from vitshap.certifying.certificate import Certificate
 from vitshap.certifying.formats import BOUND_NOTE, bound_numbers, interval_text, metric_numbers
 from vitshap.certifying.measure import Compared, ImageSet
-from vitshap.certifying.verdict import Finding, Level
+from vitshap.certifying.verdict import ALL_OUTPUTS, PREDICTED, Finding, Level
 from vitshap.evaluation.marks import Measured
 from vitshap.explaining.html import pairs_html, table_html
 from vitshap.explaining.text import output_text, percent
@@ -30,6 +30,7 @@ WORST = 6
 """Images of the lowest correlation that are shown."""
 SIDE = 224
 """Pixels of a picture."""
+UNIT = " Losses and distances are in the explainer's unit of each output, its standard deviation in training."
 BINS = 20
 """Bars of the histogram of correlations, from 0 to 1; negative ones are in the first."""
 _MINUS = "\N{MINUS SIGN}"
@@ -68,13 +69,15 @@ def to_html(certificate: Certificate, title: str) -> str:
         bound=_bound(certificate),
         drift=_drift(certificate),
         worst="".join(_image(compared, int(i), certificate) for i in worst_images(compared)),
+        shown="The output of the lowest correlation" if compared.judged == ALL_OUTPUTS else "The predicted class",
+        unit=UNIT if compared.judged == ALL_OUTPUTS else "",
         facts=pairs_html(_facts(certificate)),
         end=page_end(),
     )
 
 
 def worst_images(compared: Compared) -> Tensor:
-    """Return the images of the lowest correlation in the predicted class, worst first."""
+    """Return the images of the lowest correlation of what is judged, worst first."""
     found = compared.correlations()
     order = found.nan_to_num(torch.inf).argsort()
     return order[: min(WORST, int((~found.isnan()).sum()))]
@@ -95,14 +98,15 @@ def _rule(finding: Finding) -> str:
 def _quality(certificate: Certificate) -> list[list[str]]:
     compared, test, validation = certificate.compared, certificate.test, certificate.validation
     rows: list[tuple[str, Measured | float | None]] = []
-    for words, classes in (("predicted class", "target"), ("other classes", "others")):
+    for words, classes in ((compared.judged, "target"), ("other classes", "others")):
         for kind in ("pearson", "spearman"):
             found = compared.correlation(classes, kind)  # type: ignore[arg-type]
             rows.append((f"{kind.capitalize()} correlation with converged values, {words}", found))
         rows.append((f"reliability of the converged values, {words}", compared.reliability(classes)))  # type: ignore[arg-type]
+    by_class = compared.judged == PREDICTED
     rows += [
-        ("Shapley value estimation error, all classes", compared.distance()),
-        ("Shapley value estimation error, predicted class", compared.distance("target")),
+        (f"Shapley value estimation error, {'all classes' if by_class else ALL_OUTPUTS}", compared.distance()),
+        ("Shapley value estimation error, predicted class", compared.distance("target") if by_class else None),
         ("loss saved of the uniform explanation's", compared.improvement),
         ("validation loss", validation.loss),
         ("validation loss of the uniform explanation", validation.uniform_loss),
@@ -204,8 +208,8 @@ def _histogram(correlations: Tensor) -> str:
 
 def _image(compared: Compared, i: int, certificate: Certificate) -> str:
     """Return one image with the explainer's and the converged map on one scale."""
-    index = int(compared.target[i])
-    explanation = compared.explanation
+    explanation, judged = compared.explanation, compared.target[i]
+    index = int(compared.error.pearson[i].nan_to_num(0.0).masked_fill(~judged, torch.inf).argmin())
     column = explanation.classes[i].tolist().index(index)
     players = explanation.players[0 if len(explanation.players) == 1 else i]
     known = compared.truth.values[i, :, index]
@@ -213,7 +217,8 @@ def _image(compared: Compared, i: int, certificate: Certificate) -> str:
     limit = max(float(np.nanmax(np.abs(one))) for one in maps) or 1.0
     picture = _picture(compared.pixels[i])
     names = certificate.about.get("class_names")
-    label = f"class {index}" if names is None else str(names[index])
+    kind, said = ("output", "shown:") if compared.judged == ALL_OUTPUTS else ("class", "predicted")
+    label = f"{kind} {index}" if names is None else str(names[index])
     output = output_text(float(explanation.prediction[i, index]), _outputs(certificate))
     shown = [("photo", picture)]
     shown += [
@@ -227,7 +232,7 @@ def _image(compared: Compared, i: int, certificate: Certificate) -> str:
     )
     correlation = signed(float(compared.correlations()[i]))
     return (
-        f"<li><p><b>correlation {correlation}</b>, predicted {escape(label)} ({escape(output)})<br>"
+        f"<li><p><b>correlation {correlation}</b>, {said} {escape(label)} ({escape(output)})<br>"
         f'<span class="small">{escape(compared.names[i])}</span></p><div class="trio">{cells}</div></li>'
     )
 

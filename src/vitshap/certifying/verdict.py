@@ -11,7 +11,8 @@ A number counts by its measured value; if it would give another verdict at an en
 that more images could change it. The first verdict of this list that a number asks for is given: other images, not usable,
 use with care, reliable. Images that the model does not know come first, because on them an explainer cannot be judged. A
 number that was not measured, or that this explainer does not have (intervals, probabilities), is named and does not count;
-without a correlation there is no verdict at all.
+without a correlation there is no verdict at all. A regression has no predicted class: the correlation is the mean over all
+outputs.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ MOST_BELOW = 0.20
 GOOD_CORRELATION = 0.90
 USABLE_CORRELATION = 0.50
 MINUS = "\N{MINUS SIGN}"
+PREDICTED, ALL_OUTPUTS = "predicted class", "all outputs"
+"""What is judged of each image; all outputs of a regression, whose outputs are no classes."""
 COVERAGE = (0.92, 0.98)
 """Of 95 % intervals; below they are too narrow, above too wide."""
 
@@ -44,7 +47,7 @@ SENTENCES: dict[Level, str] = {
     "evaluates the model.",
     "other images": "These are not images that the model knows: neither its predictions nor their explanations can be "
     "relied on.",
-    "no verdict": "The reference values are too noisy, or there are none: give more evaluations.",
+    "no verdict": "The reference values are too noisy, or of fewer than two images: give more evaluations, or more images.",
 }
 ORDER: tuple[Level, ...] = ("other images", "not usable", "use with care", "reliable")
 
@@ -90,9 +93,9 @@ class Verdict:
         return [one.sentence for one in self.findings if one.level == self.level]
 
 
-def judge(numbers: Numbers, /) -> Verdict:
-    """Apply the rules."""
-    findings = _findings(numbers)
+def judge(numbers: Numbers, /, *, judged: str = PREDICTED) -> Verdict:
+    """Apply the rules; ``judged`` names the outputs whose correlation was measured."""
+    findings = _findings(numbers, judged)
     level = _level(findings)
     ends = [
         replace(numbers, **{field.name: Measured(end, end, end)})
@@ -100,14 +103,14 @@ def judge(numbers: Numbers, /) -> Verdict:
         for end in (getattr(numbers, field.name) or ())[1:]
         if not math.isnan(end)
     ]
-    return Verdict(level, findings, close=any(_level(_findings(one)) != level for one in ends))
+    return Verdict(level, findings, close=any(_level(_findings(one, judged)) != level for one in ends))
 
 
-def _findings(numbers: Numbers) -> tuple[Finding, ...]:
+def _findings(numbers: Numbers, judged: str) -> tuple[Finding, ...]:
     return (
         _below(numbers.below),
         _improvement(numbers.improvement),
-        _correlation(numbers.correlation),
+        _correlation(numbers.correlation, judged),
         _coverage(numbers.coverage),
     )
 
@@ -142,7 +145,7 @@ def _improvement(value: Measured | None) -> Finding:
     return Finding(rule, value, level, said)
 
 
-def _correlation(value: Measured | None) -> Finding:
+def _correlation(value: Measured | None, judged: str) -> Finding:
     rule = CORRELATION_RULE
     if value is None:
         return Finding(rule, None, None, "The correlation with converged values is not known.")
@@ -150,7 +153,8 @@ def _correlation(value: Measured | None) -> Finding:
     if value.mean >= USABLE_CORRELATION:
         level = "reliable" if value.mean >= GOOD_CORRELATION else "use with care"
     number = f"{value.mean:.3f}".replace("-", MINUS)
-    said = f"Values of the predicted class have a correlation of {number} with converged Shapley values."
+    of = f"the {judged}" if judged == PREDICTED else judged
+    said = f"Values of {of} have a correlation of {number} with converged Shapley values."
     return Finding(rule, value, level, said)
 
 

@@ -2,7 +2,7 @@
 
 All are compared with reference values of the same images: the Euclidean distance, correlations over players, and how often
 the 95 % intervals hold the reference. Correlations are corrected for the reference's own reliability, distances for its
-standard errors. The predicted class and the mean of the other classes are shown apart.
+standard errors. The predicted class and the other classes (their mean; of R^2 their median) are shown apart.
 
 ``two_step_table`` compares with rules that spend evaluations unevenly: ``refine`` up to a requested accuracy, and the rule
 of Selective Explanations (Paes et al., 2405.19562), which evaluates only images whose explanation is predicted to be bad.
@@ -51,7 +51,7 @@ COLUMNS = (
     Column("pearson_target", ".4f"),
     Column("pearson_others", ".4f"),
     Column("r2_target", ".4f"),
-    Column("r2_others", ".4f"),
+    Column("r2_others", ".4f", title="r2 others, median"),
     Column("spearman_target", ".4f"),
     Column("spearman_others", ".4f"),
     Column("coverage", ".4f"),
@@ -61,8 +61,9 @@ COLUMNS = (
 )
 Z = 1.96
 NOTE = (
-    "target: the predicted class; others: mean of the other classes. L2: root mean square over images of the Euclidean "
-    "distance from the reference. Coverage: of 95 % intervals, over images, players and classes"
+    "target: the predicted class; others: mean of the other classes, of r2 their median, since values that hardly differ "
+    "between players have one far below 0. L2: root mean square over images of the Euclidean distance from the reference. "
+    "Coverage: of 95 % intervals, over images, players and classes"
 )
 
 
@@ -163,17 +164,15 @@ def _require_as_many(images: int, truth: Truth) -> None:
 
 
 def _compare(found: Values, truth: Truth) -> _Sums:
-    values = found.values
-    error = values - truth.values
+    values, error = found.values, found.values - truth.values
     squares = error.square().sum(1) - truth.stderr.square().sum(1)
     spread = (truth.values - truth.values.mean(1, keepdim=True)).square().sum(1) - truth.stderr.square().sum(1)
     r2 = 1 - squares / spread.clamp(min=torch.finfo(spread.dtype).tiny)
     inside = torch.full_like(error, torch.nan)
     if found.stderr is not None:
         inside = (error.abs() <= Z * (found.stderr.square() + truth.stderr.square()).sqrt()).to(error)
-    return _Sums(
-        squares, correlation(values, truth.values), r2, correlation(_ranks(values), _ranks(truth.values)), inside
-    )
+    spearman = correlation(_ranks(values), _ranks(truth.values))
+    return _Sums(squares, correlation(values, truth.values), r2, spearman, inside)
 
 
 def _row(means: _Sums, truth: Truth, confidence: float) -> dict[str, Any]:

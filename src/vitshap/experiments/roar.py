@@ -6,33 +6,35 @@ classifier is trained on these images from given weights, and its accuracy on th
 positional embeddings the shape of the mask itself tells the classifier less about the class.
 
 Orders of patches and finished results are files in one folder: an interrupted run continues after the last of them. A
-training that was interrupted continues from its last checkpoint.
+training that was interrupted continues from its last checkpoint. A folder belongs to one explanation, model and data set.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitshap.data import Batch, CachedPixels, PixelSource, StreamedPixels, centre, normalised
 from vitshap.experiments.tables import Cell, Column, Table
+from vitshap.explainers import Explainer
 from vitshap.explanation import Explanation
 from vitshap.files import locked_folder, read_json, read_tensors, write_tensors, write_text
 from vitshap.metrics import mean_interval, roar_counts
 from vitshap.metrics.orders import player_counts, player_ranks
 from vitshap.metrics.roar import reversed_where
 from vitshap.models import MaskedModel
-from vitshap.models.base import evaluating
+from vitshap.models.base import evaluating, fingerprint
 from vitshap.models.packed import Rows
 from vitshap.models.removal import PixelsSession
 from vitshap.training.batches import Images, chunks
@@ -44,6 +46,8 @@ DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 SPLITS = ("train", "val", "test")
 PART = 1024
 """Images whose orders are stored in one file."""
+HASHED = 256
+"""Images that are hashed at a time."""
 POSITIONS = re.compile(r"(^|\.)(pos_embed|pos_embedding|position_embeddings?|positional_embedding)(\.weight)?$")
 OTHER_POSITIONS = re.compile(r"rope|rotary|relative_position|rel_pos", re.IGNORECASE)
 SETTINGS = "settings.json"
@@ -84,6 +88,9 @@ def retrain(
     ``splits``: training, validation and test data of (image, label). ``explain``: a method made for the explained model,
     called with pixels as ``model`` takes them. ``config``: its augmentation is not used, since masks belong to the
     test-time view. ``counts``: default as for ``vitshap.metrics.roar``. ``positions=False``: without positional embeddings.
+
+    A ``ValueError`` if ``folder`` holds results of another method, model or data set; all images are read to know this. A
+    function that is no method is known by its name alone.
     """
     if model.output == "identity" or (model.output == "sigmoid" and model.num_classes > 1):
         kind = "a regression" if model.output == "identity" else "several labels per image"
@@ -96,8 +103,8 @@ def retrain(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with locked_folder(folder):
-        _start(folder, start, explain, config, positions)
         sources = [Images(model, data, None, seed=0) for data in splits]
+        _start(folder, start, sources, explain, config, positions)
         orders = [
             _orders(folder, name, images, model, explain, batch) for name, images in zip(SPLITS, sources, strict=True)
         ]
@@ -117,7 +124,7 @@ def results_table(title: str, results: Iterable[Retrained]) -> Table:
     columns = (Column("direction"), Column("patches", "d"), Column("accuracy", ".4f"), Column("images", ",.0f"))
     table = Table(title, columns, notes=["accuracy on the test split with its 95 % interval (Wilson)"])
     for one in results:
-        interval = mean_interval(torch.tensor(one.correct, dtype=torch.float64))
+        interval = mean_interval(torch.tensor(one.correct, dtype=torch.float64), binary=True)
         table.add(
             direction=one.direction,
             patches=one.count,
@@ -262,12 +269,22 @@ def _correct(model: MaskedModel, source: PixelSource, batch: int) -> list[int]:
 
 
 def _start(
-    folder: Path, model: MaskedModel, explain: Callable[..., Explanation], config: ClassifierTraining, positions: bool
+    folder: Path,
+    model: MaskedModel,
+    sources: Sequence[Images],
+    explain: Callable[..., Explanation],
+    config: ClassifierTraining,
+    positions: bool,
 ) -> None:
     """Record what the folder's results are of, or check that it is the same."""
     settings = {
         "weights": model.fingerprint(),
+        "players": described(model.players),
         "method": str(getattr(explain, "name", getattr(explain, "__name__", type(explain).__name__))),
+        "explained model": described(getattr(explain, "surrogate", getattr(explain, "model", None))),
+        "explainer": described(explain) if isinstance(explain, nn.Module) else None,
+        "options": described(explain, without=("model", "progress")) if is_dataclass(explain) else None,
+        "data": [_digest(images) for images in sources],
         "positions": positions,
         "config": json.loads(json.dumps(asdict(config), default=str)),
     }
@@ -279,3 +296,32 @@ def _start(
     differing = [name for name, value in settings.items() if stored.get(name) != value]
     if differing:
         raise ValueError(f"{folder} holds results with other {', '.join(differing)}: choose another folder")
+
+
+def described(value: Any, without: Sequence[str] = ()) -> Any:
+    """Return as JSON what an explanation depends on: tensors and networks by their hash, a dataclass by its fields."""
+    if isinstance(value, Tensor):
+        return fingerprint({"values": value})
+    if isinstance(value, MaskedModel):
+        parts = {name: getattr(value, name) for name in ("output", "removal", "reference", "players")}
+        return {"weights": value.fingerprint(), **described(parts)}
+    if isinstance(value, Explainer):
+        own = fingerprint(value.state_dict())
+        return {"weights": own, "calibration": described(value.calibration), "surrogate": described(value.surrogate)}
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): described(one) for name, one in value.items() if name not in without}
+    if isinstance(value, list | tuple):
+        return [described(one) for one in value]
+    return value if value is None or isinstance(value, str | int | float) else type(value).__name__
+
+
+def _digest(images: Images) -> str:
+    """Return a hash of all images and labels, and of how they become the model's input; the same for any batches."""
+    parts = [hashlib.sha256() for _ in Batch._fields]
+    for batch in images.source.batches(chunks(len(images), HASHED)):
+        for part, tensor in zip(parts, batch, strict=True):
+            part.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    found = [images.mean, images.std, images.size, *(part.hexdigest() for part in parts)]
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()

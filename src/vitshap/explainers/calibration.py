@@ -148,7 +148,7 @@ def calibrate(explainer: Explainer, images: Images, truth: Truth | Tensor, /) ->
     variance = (rows @ coefficients + players[:, None] + classes).exp()  # [N, d, K]
     factor = _factor(squares, variance, noise)
     spread = _spread(squares, variance, noise)
-    white = _white(explainer, pixels, (values - known) / variance.sqrt())
+    white = _white(explainer, pixels, values - known, variance)
     linear, by_player, by_class = (tuple(table.tolist()) for table in (coefficients, players, classes))
     return Calibration(linear, by_player, by_class, factor, spread, white, len(pixels))
 
@@ -209,20 +209,31 @@ def _log_likelihood(squares: Tensor, variance: Tensor) -> Tensor:
     return -0.5 * (variance.log() + squares / variance).sum(1)
 
 
-def _white(explainer: Explainer, pixels: Tensor, errors: Tensor) -> float:
-    """Return the share of white variance under which errors ``[N, d, K]``, divided by their sizes, are most likely."""
+def _white(explainer: Explainer, pixels: Tensor, errors: Tensor, variance: Tensor) -> float:
+    """Return the share of white variance under which errors ``[N, d, K]`` of these variances are most likely.
+
+    The model is that of the prior of ``refine``: players of an image have variances of their own, and errors add up to
+    zero. So errors divided by their sizes are known but for a multiple of the inverse sizes, which leaves d - 1 directions.
+    """
     surrogate = explainer.surrogate
+    size = (variance.log().mean(2, keepdim=True) / 2).exp()  # [N, d, 1]: the same for all classes, up to a factor
+    lost = torch.nn.functional.normalize(1 / size, dim=1)
     best = torch.zeros(0, len(WHITE), dtype=torch.float64)  # by candidate for the similarity
-    for part, some in zip(pixels.split(32), errors.split(32), strict=True):  # type: ignore[no-untyped-call]
-        tokens = read_tokens(surrogate.adapter, part, surrogate.players)
+    for start in range(0, len(pixels), 32):
+        part = slice(start, start + 32)
+        tokens = read_tokens(surrogate.adapter, pixels[part], surrogate.players)
         if tokens is None:
             return 1.0
-        spectrum, basis = torch.linalg.eigh(tokens.similarity.cpu())  # [n, M, d], [n, M, d, d]
-        squares = (basis.transpose(2, 3) @ some[:, None]).square()  # [n, M, d, K]
+        away = (lost[part] @ lost[part].transpose(1, 2))[:, None]  # [n, 1, d, d]
+        inside = torch.eye(away.shape[2], dtype=away.dtype) - away
+        # The lost direction gets the least eigenvalue, -1, and is dropped.
+        every, vectors = torch.linalg.eigh(inside @ tokens.similarity.cpu() @ inside - away)
+        spectrum, basis = every[..., 1:], vectors[..., 1:]  # [n, M, d - 1], [n, M, d, d - 1]
+        squares = (basis.transpose(2, 3) @ (errors / size)[part, None]).square()  # [n, M, d - 1, K]
         best = best if len(best) else best.new_zeros(spectrum.shape[1], len(WHITE))
         for i, white in enumerate(WHITE):
-            variance = (1 - white) * spectrum.clamp(min=0) + white  # [n, M, d]
-            size = (squares / variance[..., None]).mean(2)  # [n, M, K]: the best scale of each image and class
-            logs = variance.log().sum(2, keepdim=True) + squares.shape[2] * size.clamp(min=1e-300).log()
+            along = (1 - white) * spectrum.clamp(min=0) + white  # [n, M, d - 1]
+            scale = (squares / along[..., None]).mean(2)  # [n, M, K]: the best one of each image and class
+            logs = along.log().sum(2, keepdim=True) + squares.shape[2] * scale.clamp(min=1e-300).log()
             best[:, i] -= 0.5 * logs.sum((0, 2))
     return WHITE[int(best.amax(0).argmax())]
