@@ -24,6 +24,11 @@ class CommandError(RuntimeError):
     """A failure that is neither the user's nor a bug; a command that it ends prints its message and exits with code 1."""
 
 
+class OptionError(TypeError, ValueError):
+    """An option that a method or metric does not have, or of another type; commands end with its message as for any
+    ``ValueError``."""
+
+
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     """The end of an error message about an unknown word: the known one that it resembles, or else all of them."""
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.65)

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-from vitshap.errors import did_you_mean
+from vitshap.errors import OptionError, did_you_mean
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ class Registry(Generic[T]):
         return list(self.table)
 
     def load(self, name: str, options: Iterable[str] = (), *, skip: int = 1) -> Callable[..., T]:
-        """Import the entry of this name; a ``TypeError`` if it does not take ``options``.
+        """Import the entry of this name; an ``OptionError``, a ``TypeError``, if it does not take ``options``.
 
         ``skip`` is the number of its parameters that are no options, the model for example.
         """
@@ -36,7 +36,7 @@ class Registry(Generic[T]):
         known = list(inspect.signature(found).parameters)[skip:]
         for option in options:
             if option not in known:
-                raise TypeError(f'{name} has no option "{option}"{did_you_mean(option, known)}')
+                raise OptionError(f'{name} has no option "{option}"{did_you_mean(option, known)}')
         return found
 
     def register(self, name: str, location: str, /) -> None:

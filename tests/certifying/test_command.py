@@ -16,6 +16,7 @@ from tests.certifying.small import trained, untrained
 from tests.evaluation.small import digits_explainer, digits_net
 from vitshap.cli import app
 from vitshap.explainers import bundle
+from vitshap.models import wrap
 
 FEW = ("--images", 60, "--truth-images", 12, "--drift-images", 3, "--budget", 100, "--coalitions", 8)
 
@@ -124,6 +125,31 @@ def test_a_single_output_has_no_other_classes(tmp_path: Path) -> None:
     assert found["threshold"] is None
     assert found["verdict"]["rules"][0]["asks_for"] is None
     assert "unknown_threshold" not in bundle.read(tmp_path / "one")["quality"]
+
+
+def test_a_regression_has_no_predicted_class(tmp_path: Path) -> None:
+    numbers = wrap(digits_net(classes=3).net, output="identity")
+    digits_explainer(numbers).save_pretrained(tmp_path / "numbers")
+    few = ("--images", 8, "--truth-images", 4, "--budget", 200, "--corruptions", "none", "--metrics", "none")
+    (tmp_path / "data").mkdir()
+    for name in ("train", "val", "test"):
+        for kind in "abc":
+            (tmp_path / "data" / name / kind).mkdir(parents=True)
+            for i in range(4):
+                random = np.random.default_rng([i, ord(kind), len(name)]).integers(0, 256, (8, 8), dtype=np.uint8)
+                Image.fromarray(random).save(tmp_path / "data" / name / kind / f"{i}.png")
+    done = run(tmp_path / "numbers", "--data", tmp_path / "data", *few, "--out", tmp_path / "out", "--record")
+    assert done.exit_code == 0, done.output
+    assert "Values of all outputs have a correlation of" in done.stdout
+    written = [(tmp_path / "out" / name).read_text() for name in ("certificate.json", "certificate.html")]
+    written.append((tmp_path / "numbers" / "README.md").read_text())
+    for text in written:
+        assert "all outputs" in text
+        assert "predicted class" not in text
+    assert "the explainer's unit of each output" in written[1]
+    found = json.loads(written[0], parse_constant=pytest.fail)
+    assert found["test"]["converged"]["target"] == "all outputs"
+    assert len(found["images"][0]["outputs"]) == 3
 
 
 def test_a_dry_run_computes_nothing(folder: Path, tmp_path: Path) -> None:

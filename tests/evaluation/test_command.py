@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 from tests.evaluation.small import digits_explainer, digits_net
 from vitshap.cli import app
 from vitshap.data import load_digits
 from vitshap.evaluation import Evaluation
+from vitshap.evaluation.selection import image_names
 from vitshap.explainers import Explainer
+from vitshap.models import wrap
+from vitshap.training.values.reference import open_data, sample_images
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +100,17 @@ def test_the_classifier_of_a_bundle_and_a_model_by_name(tmp_path: Path) -> None:
         (("BUNDLE", "--target", "eleven"), 'no class is named "eleven"'),
         (("BUNDLE", "--where", "predicted=11"), "classes are 0 to 9"),
         (("BUNDLE", "--against", "nobody", "--methods", "random", "--images", "2"), 'no row is named "nobody"'),
+        (("BUNDLE", "--methods", "kernelshap:budgt=3"), 'kernelshap has no option "budgt"; did you mean "budget"?'),
+        (("BUNDLE", "--methods", "kernelshap:budget=abc"), 'kernelshap: budget is a whole number, got "abc"'),
+        (("BUNDLE", "--methods", "kernelshap:budget=0.5"), "budget is a whole number"),
+        (("BUNDLE", "--methods", "kernelshap:paired=1"), 'paired is true or false, got "1"'),
+        (("BUNDLE", "--methods", "refine:prior=3"), 'refine:prior=3: prior is "tokens"'),
+        (("BUNDLE", "--methods", "explainer:x=1"), 'the method explainer has no options, got "explainer:x=1"'),
+        (("BUNDLE", "--methods", "rise:masks=0"), "masks must be at least 1, got 0"),
+        (("BUNDLE", "--methods", "kernelshap:progress=3"), "progress cannot be given on the command line"),
+        (("BUNDLE", "--metrics", "grid-pointing:labels=3"), "labels cannot be given on the command line"),
+        (("BUNDLE", "--metrics", "insertion:foo"), 'insertion has no option "definition"'),
+        (("BUNDLE", "--metrics", "insertion:step=abc"), 'insertion: step is a whole number, got "abc"'),
     ],
 )
 def test_bad_input_ends_with_one_line(stored: Path, tmp_path: Path, words: tuple[str, ...], message: str) -> None:
@@ -100,6 +118,62 @@ def test_bad_input_ends_with_one_line(stored: Path, tmp_path: Path, words: tuple
     assert done.exit_code == 2, done.output
     assert message in done.stderr
     assert len([line for line in done.stderr.splitlines() if line.startswith("error:")]) == 1
+    assert not (tmp_path / "out" / "parts").exists()  # before anything is computed
+
+
+def _photos(folder: Path, *names: str) -> Path:
+    """Images of 8 x 8 pixels."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        random = np.random.default_rng(zlib.crc32(name.encode()))
+        Image.fromarray(random.integers(0, 256, (8, 8), dtype=np.uint8)).save(folder / name)
+    return folder
+
+
+def test_a_flat_folder_needs_no_labels(tmp_path: Path) -> None:
+    digits_net().net.save_pretrained(tmp_path / "net")
+    photos = _photos(tmp_path / "photos", *(f"{i}.png" for i in range(5)))
+    few = ("--model", tmp_path / "net", "--methods", "attention-last", "--metrics", "insertion", "--device", "cpu")
+    words = ("evaluate", *few, "--data", photos, "--out", tmp_path / "out")
+    done = CliRunner().invoke(app, list(map(str, words)))
+    assert done.exit_code == 0, done.output
+    assert "is not divided into classes: all of its 5 images are taken, without labels" in done.stderr
+    found = Evaluation.load(tmp_path / "out")
+    assert list(found.images) == [f"photos/{i}.png" for i in range(5)]
+    assert found.labels is None
+    for more in (("--target", "label"), ("--where", "label=3"), ("--layout", "folder")):
+        refused = CliRunner().invoke(app, list(map(str, (*words, *more))))
+        assert refused.exit_code == 2
+        assert "has no class folders" in refused.stderr
+    _photos(photos, "cats/a.png")  # neither class folders nor flat
+    assert CliRunner().invoke(app, list(map(str, words))).exit_code == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*(validation|test) images")
+@pytest.mark.parametrize("own", ["cats", "dogs"])
+def test_what_a_single_logit_predicts(tmp_path: Path, own: str) -> None:
+    """Its class may come first or last among the folders."""
+    model = wrap(digits_net(classes=1).net, class_names=[own], output="sigmoid")
+    data = _photos(tmp_path / "data", *(f"{kind}/{i}.png" for kind in ("cats", "dogs") for i in range(60)))
+    test = open_data(model, data).test
+    pixels, _ = sample_images(model, test, len(test))
+    with torch.no_grad():
+        logits = model.net(pixels).logits[:, 0]
+        model.net.classifier.bias -= logits.mean()
+    has_own = {name for name, logit in zip(image_names(test), logits, strict=True) if logit > logits.mean()}
+    digits_explainer(model).save_pretrained(tmp_path / "one")
+    few = ("--methods", "random", "--metrics", "deletion", "--device", "cpu", "--data", data)
+    for name in ("cats", "dogs"):
+        words = ("evaluate", tmp_path / "one", *few, "--where", f"predicted={name}", "--out", tmp_path / name)
+        done = CliRunner().invoke(app, list(map(str, words)))
+        assert done.exit_code == 0, done.output
+        chosen = set(Evaluation.load(tmp_path / name).images)
+        assert chosen == (has_own if name == own else set(image_names(test)) - has_own)
+        labelled = ("evaluate", tmp_path / "one", *few, "--where", f"label={name}", "--out", tmp_path / f"{name}-label")
+        assert CliRunner().invoke(app, list(map(str, labelled))).exit_code == 0
+        found = Evaluation.load(tmp_path / f"{name}-label")
+        assert {one.partition("/")[0] for one in found.images} == {name}
+        assert set(found.labels.tolist()) == {int(name == own)}
 
 
 def test_the_data_must_be_named(stored: Path) -> None:

@@ -342,6 +342,27 @@ def test_images_are_chosen_by_number_name_and_condition(surrogate: MaskedModel) 
     assert found.targets.eq(0).all()
 
 
+@pytest.mark.parametrize(("own", "negative"), [("cats", "dogs"), ("dogs", "cats"), ("birds", "cats")])
+def test_the_class_of_one_output_is_predicted_by_its_name(own: str, negative: str) -> None:
+    """Even where the data has its folder first, or has no such folder; then the second folder counts as 1 too."""
+    data = replace(some_digits(30), labels=torch.arange(30) % 2, class_names=("cats", "dogs"))
+    model = vitshap.wrap(digits_net(classes=1).net, class_names=[own], output="sigmoid")
+    logits = model.logits(data.images).detach()
+    with torch.no_grad():
+        model.net.classifier.bias -= logits.mean()
+    positive = [f"image {i}" for i in (logits > logits.mean()).flatten().nonzero()[:, 0].tolist()]
+
+    def predicted(name: str) -> list[str]:
+        one = {"random": ("random", {"seed": 3})}
+        return list(evaluate(model, data, methods=one, metrics=["insertion"], where=f"predicted={name}").images)
+
+    assert predicted(own) == positive
+    assert len(predicted(negative)) == 30 - len(positive)
+    assert predicted("1") == positive
+    with pytest.raises(ValueError, match='no class is named "fish"'):
+        predicted("fish")
+
+
 def test_columns_are_read_with_their_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Column.parse("insertion:seed=3").options == {"seed": 3}
     with pytest.raises(TypeError, match='insertion has no option "definition"'):

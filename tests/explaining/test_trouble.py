@@ -64,6 +64,50 @@ def test_a_photo_is_never_written_over(home: Path, bundle: Path, option: str, mo
     assert (home / "photos/0.png").read_bytes() == (home / "odd").read_bytes() == before
 
 
+def test_results_are_never_written_over_each_other(home: Path, bundle: Path) -> None:
+    both = ["--json", "a.jsonl", "--parquet", "./a.jsonl"]
+    for options, said in (
+        (["--json", "m3/report.html", "--out", "m3"], "--json m3/report.html is where the report goes"),
+        (["--parquet", "m3/report-2.html", "--out", "./m3/"], "--parquet m3/report-2.html is where the report goes"),
+        (both, "--parquet and --json both name ./a.jsonl"),
+    ):
+        result = _run("photos", "--bundle", bundle, *options)
+        assert result.exit_code == 2
+        assert said in result.stderr
+    assert sorted(path.name for path in home.iterdir()) == ["photos"]
+    (home / "photos/loop.png").symlink_to("loop.png")
+    result = _run("photos", "--bundle", bundle, "--json", "m3/numbers.jsonl", "--out", "m3")
+    assert result.exit_code == 1, "all but the link"
+    assert len((home / "m3/numbers.jsonl").read_text().splitlines()) == 4
+
+
+def test_nothing_is_written_into_a_bundle(home: Path) -> None:
+    folder = made.bundle(home / "first")
+    before = sorted(path.name for path in folder.iterdir())
+    for options in (["photos"], ["shard.tar"]):
+        result = _run(*options, "--bundle", "first", "--out", "first")
+        assert result.exit_code == 2
+        assert "--out first is the folder of a bundle" in result.stderr
+    assert sorted(path.name for path in folder.iterdir()) == before
+    (home / "other").mkdir()
+    (home / "other/config.json").write_text("{}")
+    assert _run("photos", "--bundle", "first", "--out", "other").exit_code == 0
+
+
+def test_a_bundles_surrogate_was_fine_tuned(bundle: Path, tmp_path: Path) -> None:
+    assert open_model(str(bundle), method_name="leave-one-out").warnings == ()
+    assert "was not fine-tuned" in open_model(str(_net(tmp_path / "net")), method_name="leave-one-out").warnings[0]
+
+
+def test_a_method_that_needs_more_than_the_command_can_give(home: Path, bundle: Path) -> None:
+    for source in (["--bundle", bundle], ["--model", _net(home / "net")]):
+        for name in ("expected-gradients", "lrp,expected-gradients"):
+            result = _run("photos", *source, "--method", name)
+            assert result.exit_code == 2
+            assert "expected-gradients compares with reference images, which cannot be given here" in result.stderr
+            assert "photos/0.png" not in result.output
+
+
 def test_a_run_that_does_nothing_leaves_the_last_ones_results(home: Path, bundle: Path) -> None:
     assert _run("photos", "--bundle", bundle, "--json", "all.jsonl", "--no-heatmaps").exit_code == 0
     report, lines = home / "vitshap-output/report.html", home / "all.jsonl"

@@ -199,9 +199,13 @@ def test_the_script_runs_where_torch_cannot_be_imported(exported: Exported, tmp_
     said = script(str(photos[0])).stdout.splitlines()
     assert len(said) == 1 + 4
     assert made.NAMES[int(explainer(photos[0]).prediction.argmax())] in said[0]
-    gone = script(str(tmp_path / "none.png"))
-    assert gone.returncode == 1
-    assert gone.stderr.startswith("error: ")
+    (tmp_path / "words.png").write_text("these are words")
+    gone = script(str(tmp_path / "none.png"), str(photos[0]), str(tmp_path / "words.png"), str(photos[1]), "--json")
+    assert gone.returncode == 1, "some photos could not be read"
+    assert [line.partition(" cannot")[0] for line in gone.stderr.splitlines()] == [
+        f"error: {tmp_path / name}" for name in ("none.png", "words.png")
+    ]
+    assert [json.loads(line)["photo"] for line in gone.stdout.splitlines()] == [str(photo) for photo in photos]
     check = subprocess.run([sys.executable, "-c", "import torch"], env=blocked, capture_output=True, check=False)
     assert check.returncode != 0, "the test itself: torch must not be there"
 

@@ -7,11 +7,13 @@ import pytest
 import timm
 import torch
 import transformers
+from PIL import Image
 from torch import nn
 
 from tests.models import nets
-from vitshap.models import CannotMask, wrap
+from vitshap.models import CannotMask, Preprocess, wrap
 from vitshap.models.base import Adapter
+from vitshap.models.removal import Removal
 from vitshap.models.timm import TimmViT
 from vitshap.models.wrap import TOLERANCE, check_mask, relative_change
 
@@ -345,3 +347,17 @@ def test_what_is_no_image_is_named(images: object, said: str) -> None:
     model = wrap(nets.build("timm ViT"), check=False)
     with pytest.raises(TypeError, match=f"one or a list; {said}$"):
         model(images)
+
+
+@pytest.mark.parametrize(("name", "removal"), [("vit_tiny_patch16_224", "attention"), ("resnet10t", "pixels")])
+def test_greyscale_models_of_timm_take_photos(name: str, removal: Removal) -> None:
+    sizes = {"img_size": 32, "patch_size": 8} if removal == "attention" else {}
+    net = timm.create_model(name, in_chans=1, num_classes=3, **sizes).eval()
+    model = wrap(net, removal=removal, image_size=32)
+    coloured = wrap(timm.create_model(name, num_classes=3, **sizes), removal=removal, image_size=32).preprocess
+    assert isinstance(model.preprocess, Preprocess)
+    assert isinstance(coloured, Preprocess)
+    assert model.preprocess.mean == pytest.approx([sum(coloured.mean) / 3]), "as in recipes with data.channels=1"
+    assert model.preprocess.std == pytest.approx([sum(coloured.std) / 3])
+    photo = Image.radial_gradient("L").resize((60, 40)).convert("RGB")
+    assert model.prepare(photo).pixels.shape == (1, 1, 32, 32)

@@ -54,6 +54,7 @@ def test_models_are_listed(client: httpx.Client) -> None:
     assert model.methods[0] == "explainer"
     assert {"kernelshap", "attnlrp"} < set(model.methods)
     assert "random" not in model.methods
+    assert "expected-gradients" not in model.methods, "requests have no reference images"
 
 
 @pytest.mark.parametrize("raw", [False, True], ids=["form", "body"])

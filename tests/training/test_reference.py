@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
+from tests.data import trees
 from vitshap.data import load_digits
 from vitshap.estimators import truth
 from vitshap.estimators.exact import exact
@@ -87,6 +88,24 @@ def test_data_with_other_classes_is_rejected(explainer: Explainer, tmp_path: Pat
     for part in open_data(surrogate, tmp_path):
         assert part.class_names == names
         assert [names[label] for label in part.labels.tolist()] == [Path(path).parent.name for path in part.images]
+
+
+@pytest.mark.filterwarnings("ignore:.*(validation|test) images")
+@pytest.mark.filterwarnings("default:the images are of")
+def test_the_class_of_a_single_logit_is_label_1(tmp_path: Path) -> None:
+    trees.class_folders(tmp_path, {"cats": 8, "dogs": 8})
+    config = ViTConfig(image_size=8, patch_size=2, num_labels=1, hidden_size=16, num_attention_heads=2)
+    net = ViTForImageClassification(config).eval()
+    for own, other in (("cats", "dogs"), ("dogs", "cats")):
+        for part in open_data(wrap(net, class_names=[own]), tmp_path):
+            assert part.class_names == (other, own)
+            assert [part.class_names[label] for label in part.labels.tolist()] == [
+                path.parent.name for path in part.images
+            ]
+    for names, said in ((["birds"], "output is of birds, which is neither"), (None, "output has no name")):
+        with pytest.warns(UserWarning, match=f"{said}: dogs counts as 1"):
+            found = open_data(wrap(net, class_names=names), tmp_path)
+        assert found.test.class_names == ("cats", "dogs")
 
 
 def test_variants_differ_and_all_together_is_the_recipe() -> None:

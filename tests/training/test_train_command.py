@@ -18,11 +18,12 @@ from typer.testing import CliRunner
 from tests.data import trees
 from tests.training.small_training import accelerate_launch
 from vitshap.cli import app
-from vitshap.data import load_digits
-from vitshap.explainers import Explainer
+from vitshap.data import load_data, load_digits
+from vitshap.explainers import Explainer, bundle
 from vitshap.files import locked_folder
 from vitshap.training.recipes import load_recipe
 from vitshap.training.recipes import run as running
+from vitshap.training.values.reference import open_data
 
 SMALL = ["model.image_size=16", "model.patch_size=4", "model.hidden_size=16", "model.layers=1", "model.heads=2"]
 STAGES = ("classifier", "surrogate", "explainer")
@@ -50,8 +51,9 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_folder_of_images_becomes_an_explainer(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
+    settings = [*SMALL, *_few(), "data.seed=3"]
     code, said = _invoke(
-        "folder", "--data", images, "--model", "vit", "--out", out, "--device", "cpu", settings=[*SMALL, *_few()]
+        "folder", "--data", images, "--model", "vit", "--out", out, "--device", "cpu", settings=settings
     )
     assert code == 0, said
     for line in (
@@ -75,6 +77,13 @@ def test_a_folder_of_images_becomes_an_explainer(images: Path, tmp_path: Path) -
     photo = next((images / "cats").iterdir())
     explanation = explainer(photo, target="dogs")
     assert explanation.values.shape == (1, 16, 1)
+    recorded = bundle.read(explainer.save_pretrained(tmp_path / "again"))["trained_on"]  # kept by a copy
+    assert recorded == bundle.read(out / "bundle")["trained_on"]
+    assert recorded["seed"] == 3
+    assert str(images) not in json.dumps(recorded)
+    held_out = open_data(explainer.surrogate, images, trained_on=recorded)
+    assert [part.images for part in held_out] == [part.images for part in load_data(images, seed=3)]
+    assert held_out.test.images != load_data(images).test.images
     best = load_file(out / "explainer" / "best.safetensors")
     torch.testing.assert_close(
         explainer.state_dict()["network.head.layers.1.weight"], best["network.head.layers.1.weight"]

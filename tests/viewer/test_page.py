@@ -15,11 +15,13 @@ from PIL import Image
 from playwright.sync_api import Browser
 
 from tests import chromium
+from tests.explaining.test_one_probability import VALUES, one_probability
 from tests.explaining.test_report import SUMMARY, explained
 from tests.explaining.test_report_in_browser import curve
 from tests.viewer.conftest import Server
 from vitshap import plots, viewer
 from vitshap.explaining import text
+from vitshap.explaining.curves import RemovalCurve
 from vitshap.explaining.html import entry_data
 from vitshap.explanation import Original
 from vitshap.viewer import page as pages
@@ -133,6 +135,43 @@ def test_the_first_line_is_as_in_python(browser: Browser, server: Server, with_c
         found = _ask(browser, server, "explanation.js", call, entry_data(entry, SUMMARY, k=5))
         expected = re.sub(r", [+]\S+ percentage points", "", text.headline(entry, "probability"))
         assert found.replace("\N{NO-BREAK SPACE}", " ") == expected
+
+
+@chromium.needs_browser
+@pytest.mark.parametrize("probability", [0.368, 0.5, 0.7])
+def test_the_first_line_about_one_probability_is_as_in_python(
+    browser: Browser, server: Server, probability: float
+) -> None:
+    many = torch.randn(12, generator=torch.Generator().manual_seed(0)) * 0.1
+    for values, error in (
+        (many, None),
+        (many, 0.6),
+        (many, 2.0),
+        (VALUES, None),
+        (many.abs(), None),
+        (-many.abs(), None),
+    ):
+        entry = one_probability(probability, values)
+        stderr = None if error is None else error * entry.explanation.values.abs()
+        count = text.supporting_players(values)
+        outputs = torch.tensor([[probability], [0.3], [0.1]])
+        known = RemovalCurve("explainer", 0, [*range(12)], [0, count, 12], outputs, outputs.flip(0), torch.zeros(3, 3))
+        for curves in ((), (known,)):
+            entry = replace(entry, explanation=replace(entry.explanation, stderr=stderr), curves=curves)
+            call = "m.headlineOf(m.readExplanation(given), given.curves[0])"
+            found = _ask(browser, server, "explanation.js", call, entry_data(entry, SUMMARY, k=5))
+            expected = re.sub(r", [+\N{MINUS SIGN}]\S+ percentage points", "", text.headline(entry, "probability"))
+            assert found.replace("\N{NO-BREAK SPACE}", " ") == expected
+            assert found.startswith("The model gives b_sick a probability of ")
+            assert ("it would" in found) == (bool(curves) and probability >= 0.5 and count > 0)
+
+
+@chromium.needs_browser
+def test_the_first_line_about_one_number_is_as_in_python(browser: Browser, server: Server) -> None:
+    entry = replace(one_probability(), outputs="output")
+    data = entry_data(entry, replace(SUMMARY, outputs="output"), k=5)
+    found = _ask(browser, server, "explanation.js", "m.headlineOf(m.readExplanation(given))", data)
+    assert found == re.sub(r", [+]\S+ percentage points", "", text.headline(entry, "output"))
 
 
 @chromium.needs_browser

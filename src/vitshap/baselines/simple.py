@@ -56,6 +56,12 @@ class Rise(OcclusionMethod):
     unit: ClassVar[Unit | None] = "score"
     """A mean of outputs, which has no meaningful zero: not comparable with differences of outputs."""
 
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` without masks."""
+        super().__post_init__()
+        if self.masks < 1:
+            raise ValueError(f"masks must be at least 1, got {self.masks}")
+
     def compute(self, game: Game, pixels: Tensor, targets: Tensor, /) -> Attribution:
         """Draw coalitions for each image from its pixels and the seed, and average."""
         generators = image_generators(pixels, self.seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -100,7 +100,7 @@ def bench_race(
         if data is None:
             raise ValueError("give the data of this model too; only digits need none")
         masked, _ = _open_model(model, weights, head_rows, crop, resolve_device(device))
-        test = open_data(masked, data, layout=layout, split=split, cache=cache).test
+        test = open_data(masked, data, layout=layout, split=split, cache=cache, trained_on=_trained_on(model)).test
         pixels, _ = sample_images(masked, test.subset(range(first, first + images * every, every)), images)
         racing = race.Racing(masked, pixels)
     if compiled and racing.model.device.type == "cuda":
@@ -147,7 +147,8 @@ def bench_calibrate(
     if record:
         bundles.local_folder(bundle)
     explainer = Explainer.from_pretrained(bundle, device=resolve_device(device))
-    val = open_data(explainer.surrogate, data, layout=layout, split=split, cache=cache).val
+    trained_on = bundles.read(bundle).get(bundles.TRAINED_ON)
+    val = open_data(explainer.surrogate, data, layout=layout, split=split, cache=cache, trained_on=trained_on).val
     evaluate = Evaluator(explainer.surrogate, compiled=compiled and explainer.surrogate.device.type == "cuda")
     progress = ProgressLines()
     progress.start(f"reference values in {truth}, {budget:,} evaluations per image, images", images)
@@ -205,7 +206,8 @@ def bench_refine(
     masked, explainer = _open_model(model, weights, head_rows, crop, resolve_device(device))
     if compiled and masked.device.type == "cuda":
         masked.compile()
-    known = getattr(open_data(masked, data, layout=layout, split=split, cache=cache), part)
+    splits = open_data(masked, data, layout=layout, split=split, cache=cache, trained_on=_trained_on(model))
+    known = getattr(splits, part)
     chosen = range(first, first + images * every, every)
     if chosen[-1] >= len(known):
         raise ValueError(f"the {part} part has {len(known):,} images, asked are {first + 1:,} to {chosen[-1] + 1:,}")
@@ -254,6 +256,14 @@ def bench_refine_tables(
     show(out, *tables, seconds={f"{k.method}, {k.budget}, {k.seed}": v.seconds for k, v in found.items()})
     if figure is not None:
         refinement.figure(curves).savefig(figure)
+
+
+def _trained_on(name: str) -> dict[str, Any] | None:
+    """Return which images the training of a bundle held out; None for a model, and where it is not known."""
+    from vitshap.explainers import bundle
+    from vitshap.models.stored import is_bundle
+
+    return bundle.read(name).get(bundle.TRAINED_ON) if is_bundle(name) else None
 
 
 def _open_model(

@@ -9,20 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from rich.console import Console
 
 from vitshap._version import __version__
 from vitshap.certifying.certificate import Certificate, Settings, Step, prepare
 from vitshap.certifying.formats import card_numbers, lines, to_json
 from vitshap.certifying.page import to_html
-from vitshap.data import ImageData, Splits, load_data
-from vitshap.data.archives import is_archive, unpacked
+from vitshap.data import ImageData, Splits
 from vitshap.evaluation.command import progress_bars
 from vitshap.evaluation.compare import device_name
+from vitshap.evaluation.inputs import unlabelled_images
 from vitshap.explainers import Explainer, bundle
 from vitshap.explainers.card import MEASURES
-from vitshap.explaining.photos import SUFFIXES
 from vitshap.files import locked_folder, write_text
 from vitshap.models.base import resolve_device
 from vitshap.training.recipes.clock import duration
@@ -105,10 +103,9 @@ def open_data(explainer: Explainer, options: Options) -> tuple[Splits, dict[str,
     """Open the data, divided as in training, and all images of the others, by the names of their folders or archives."""
     surrogate = explainer.surrogate
     how: dict[str, Any] = {"layout": options.layout, "split": options.split, "cache": options.cache}
-    if surrogate.num_classes > 1:
-        splits = reference.open_data(surrogate, options.data, **how)
-    else:  # one output has one name, or none, and the data two classes
-        splits = load_data(options.data, channels=surrogate.adapter.channels, **how)
+    splits = reference.open_data(
+        surrogate, options.data, **how, trained_on=bundle.read(options.bundle).get(bundle.TRAINED_ON)
+    )
     others: dict[str, ImageData] = {}
     for path in options.others or ():
         if path.name in others:
@@ -116,19 +113,6 @@ def open_data(explainer: Explainer, options: Options) -> tuple[Splits, dict[str,
         cache = None if options.cache is None else options.cache / path.name
         others[path.name] = unlabelled_images(path, cache=cache, channels=surrogate.adapter.channels)
     return splits, others
-
-
-def unlabelled_images(path: Path, *, cache: Path | None = None, channels: int = 3) -> ImageData:
-    """Return all images of a folder or archive, however they are laid out; their labels mean nothing."""
-    path = path.expanduser()
-    if not path.is_dir() and not is_archive(path):
-        raise ValueError(f"{path} is neither a folder of images nor an archive (.tar, .tgz, .zip)")
-    listed = unpacked(path, cache).rglob("*")
-    files = sorted(one for one in listed if one.suffix.lower() in SUFFIXES and not one.name.startswith("."))
-    if not files:
-        raise ValueError(f"{path} holds no images")
-    labels = torch.zeros(len(files), dtype=torch.long)
-    return ImageData(files, labels, ("unlabelled",), channels=channels, name=path.name)
 
 
 def print_estimate(steps: Sequence[Step], notes: Console) -> None:

@@ -5,6 +5,7 @@ from vitshap.counter_rng import shuffled
 from vitshap.data.augment import Augmentation, centre, normalised
 from vitshap.data.dataset import ImageData, Splits, load_digits, require_a_batch, require_labels
 from vitshap.data.decode import Batch, UnreadableImage, read_image
+from vitshap.data.held_out import SplitRecord
 from vitshap.data.load import load_data
 from vitshap.data.pixels import (
     CachedPixels,
@@ -23,6 +24,7 @@ __all__ = [
     "CachedPixels",
     "ImageData",
     "PixelSource",
+    "SplitRecord",
     "Splits",
     "StreamedPixels",
     "UnreadableImage",

@@ -20,6 +20,7 @@ from vitshap.evaluation.formats import to_csv, to_json, to_latex, to_markdown, t
 from vitshap.evaluation.inputs import (
     Loaded,
     Options,
+    check_against,
     check_words,
     choose_methods,
     choose_metrics,
@@ -27,6 +28,7 @@ from vitshap.evaluation.inputs import (
     open_data,
 )
 from vitshap.evaluation.page import to_html
+from vitshap.evaluation.selection import UNLABELLED
 from vitshap.files import locked_folder, write_text
 from vitshap.models import MaskedModel
 from vitshap.models.base import resolve_device
@@ -53,6 +55,11 @@ def run(options: Options, console: Console) -> None:
     loaded = load_models(options, where)
     data = open_data(loaded.surrogate, options)
     methods = choose_methods(options, loaded, notes)
+    check_against(options, methods)
+    if data.class_names == UNLABELLED:
+        notes.print(
+            f"{options.data} is not divided into classes: all of its {len(data):,} images are taken, without labels"
+        )
     known = _truth(options, loaded.surrogate, data, notes)
     with locked_folder(options.out) if main and not options.dry_run else contextlib.nullcontext():
         comparison = prepare(
@@ -163,7 +170,7 @@ def _finish(options: Options, loaded: Loaded, data: ImageData, evaluation: Evalu
     title = f"{loaded.name}: {len(evaluation.rows)} methods compared on {data.name}"
     facts = [
         ("models", loaded.name),
-        ("data", f"{options.data}, test images"),
+        ("data", f"{options.data}, {'all' if data.class_names == UNLABELLED else 'test'} images"),
         ("made", time.strftime("%Y-%m-%d %H:%M")),
     ]
     table = evaluation.table(against=options.against)

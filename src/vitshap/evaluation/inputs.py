@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,15 +12,19 @@ import torch
 from rich.console import Console
 
 from vitshap.data import ImageData, load_data
-from vitshap.errors import did_you_mean
+from vitshap.data.archives import is_archive, unpacked
+from vitshap.errors import OptionError, did_you_mean
 from vitshap.estimators.truth import Truth
-from vitshap.evaluation.columns import parse_options
-from vitshap.evaluation.result import RANDOM
+from vitshap.evaluation.columns import SUPPLIED, Column, parse_options
+from vitshap.evaluation.result import RANDOM, TRUTH
 from vitshap.evaluation.rows import MethodSpec
+from vitshap.evaluation.selection import UNLABELLED
 from vitshap.explainers import Explainer, bundle
+from vitshap.explaining.photos import SUFFIXES
 from vitshap.methods import TokenMethod, list_methods, method
 from vitshap.methods.registry import METHODS
 from vitshap.metrics import list_metrics
+from vitshap.metrics.base import METRICS
 from vitshap.models import MaskedModel
 from vitshap.models.load import ModelSpec, load_with_warnings
 from vitshap.training.values import reference
@@ -34,6 +40,15 @@ DEFAULT_METHODS = (
     RANDOM,
 )
 DEFAULT_METRICS = ("insertion", "deletion", "sensitivity-n", "faithfulness")
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "bool": ((bool,), "true or false"),
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+    "str": ((str,), "text"),
+}
+"""What a value on the command line may be, by the type of its option, and in words."""
+_NO_TEXT = ("Callable", "ExplainableModel", "Sequence", "Tensor", "slice")
+"""Types of options that only Python can give."""
 MOST_EXACT = 20
 """Players up to which "all" includes exact values."""
 
@@ -96,12 +111,41 @@ def load_models(options: Options, device: torch.device) -> Loaded:
 
 
 def open_data(surrogate: MaskedModel, options: Options) -> ImageData:
-    """Open the test images; their classes must be the model's where labels are used."""
-    by_label = options.target == "label" or (options.where or "").startswith("label=") or options.bundle is not None
+    """Open the test images; their classes must be the model's where labels are used.
+
+    Without a bundle and where no label is used, all images of one folder without class folders are taken.
+    """
+    by_label = options.target == "label" or (options.where or "").startswith("label=")
     how: dict[str, Any] = {"layout": options.layout, "split": options.split, "cache": options.cache}
-    if by_label and surrogate.num_classes > 1:
-        return reference.open_data(surrogate, options.data, **how).test
-    return load_data(options.data, channels=surrogate.adapter.channels, **how).test
+    if options.bundle is not None:
+        trained_on = bundle.read(options.bundle).get(bundle.TRAINED_ON)
+        return reference.open_data(surrogate, options.data, **how, trained_on=trained_on).test
+    try:
+        if by_label or surrogate.num_classes == 1:
+            return reference.open_data(surrogate, options.data, **how).test
+        return load_data(options.data, channels=surrogate.adapter.channels, **how).test
+    except ValueError:
+        path = Path(options.data).expanduser()
+        asked = by_label or options.layout != "auto" or options.split != "own"
+        if asked or not (path.is_dir() or is_archive(path)):
+            raise
+        found = unlabelled_images(path, cache=options.cache, channels=surrogate.adapter.channels)
+        if len({file.parent for file in found.images if isinstance(file, Path)}) > 1:
+            raise
+        return found
+
+
+def unlabelled_images(path: Path, *, cache: Path | None = None, channels: int = 3) -> ImageData:
+    """Return all images of a folder or archive, however they are laid out; their labels mean nothing."""
+    path = path.expanduser()
+    if not path.is_dir() and not is_archive(path):
+        raise ValueError(f"{path} is neither a folder of images nor an archive (.tar, .tgz, .zip)")
+    listed = unpacked(path, cache).rglob("*")
+    files = sorted(one for one in listed if one.suffix.lower() in SUFFIXES and not one.name.startswith("."))
+    if not files:
+        raise ValueError(f"{path} holds no images")
+    labels = torch.zeros(len(files), dtype=torch.long)
+    return ImageData(files, labels, UNLABELLED, channels=channels, name=path.name)
 
 
 def choose_methods(options: Options, loaded: Loaded, notes: Console) -> dict[str, MethodSpec]:
@@ -116,10 +160,7 @@ def choose_methods(options: Options, loaded: Loaded, notes: Console) -> dict[str
     rows: dict[str, MethodSpec] = {}
     model = loaded.classifier or loaded.surrogate
     for word in words:
-        name, *given = word.split(":")
-        settings = parse_options(given, default="")
-        if "" in settings:
-            raise ValueError(f'options of a method are NAME:OPTION=VALUE, got "{word}"')
+        name, settings = _parsed(word)
         if name == EXPLAINER:
             rows[word] = _explainer(loaded)
         elif asked in ("", "all") and (reason := _unsuitable(name, model)):
@@ -163,7 +204,41 @@ def check_words(options: Options) -> None:
         name = word.strip().partition(":")[0]
         if name and name not in list_metrics():
             raise ValueError(f'no metric is named "{name}"{did_you_mean(name, list_metrics())}')
+        if name:
+            _check_values(METRICS.load(name), name, Column.parse(word).options)
     for word in options.methods.split(","):
-        name = word.strip().partition(":")[0]
+        name, settings = _parsed(word.strip())
+        if name == EXPLAINER and settings:
+            raise ValueError(f'the method explainer has no options, got "{word.strip()}"')
         if name not in ("", "all"):
-            METHODS.load(name)
+            _check_values(METHODS.load(name, settings), name, settings)
+
+
+def check_against(options: Options, methods: Mapping[str, MethodSpec]) -> None:
+    """Raise for a row of ``--against`` that the table is not going to have, before anything is computed."""
+    rows = [*methods, *([] if options.truth is None else [TRUTH])]
+    if options.against is not None and options.against not in rows:
+        raise ValueError(f'no row is named "{options.against}"{did_you_mean(options.against, rows)}')
+
+
+def _parsed(word: str) -> tuple[str, dict[str, Any]]:
+    """Return name and options of a method."""
+    name, *given = word.split(":")
+    settings = parse_options(given, default="")
+    if "" in settings:
+        raise ValueError(f'options of a method are NAME:OPTION=VALUE, got "{word}"')
+    return name, settings
+
+
+def _check_values(found: Callable[..., Any], name: str, options: Mapping[str, Any]) -> None:
+    """Raise for values of another type than the options'; names of types (``Precision``) are left to the methods."""
+    for option, value in options.items():
+        hint = inspect.signature(found).parameters[option].annotation
+        text = hint if isinstance(hint, str) else inspect.formatannotation(hint)
+        words = text.split(" | ")
+        if option in SUPPLIED or text.startswith(_NO_TEXT):
+            raise OptionError(f"{name}: {option} cannot be given on the command line")
+        known = [_KINDS[word] for word in words if word in _KINDS]
+        exact = all(word in _KINDS or word == "None" for word in words)
+        if exact and not any(type(value) in kinds for kinds, _ in known):
+            raise OptionError(f'{name}: {option} is {" or ".join(text for _, text in known)}, got "{value}"')

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
+from vitshap.errors import OptionError
 from vitshap.estimators.truth import Truth
 from vitshap.evaluation.result import RANDOM, TRUTH
 from vitshap.evaluation.store import code_version, tensor_digest
@@ -80,10 +81,11 @@ def _row(name: str, given: MethodSpec, surrogate: MaskedModel, classifier: Maske
     METHODS.load(known, options)
     if known == "explainer":
         raise ValueError(f"{name}: give the Explainer itself, not its name")
-    if known == RANDOM and "seed" not in options:
-        made = tuple(method(known, model, seed=seed, **options) for seed in range(RANDOM_SEEDS))
-    else:
-        made = (method(known, model, **options),)
+    seeds = range(RANDOM_SEEDS) if known == RANDOM and "seed" not in options else ()
+    try:
+        made = tuple(method(known, model, seed=seed, **options) for seed in seeds) or (method(known, model, **options),)
+    except TypeError as error:  # the value of an option
+        raise OptionError(f"{name}: {error}") from error
     return Row(name, made, on, _identity(*made), getattr(made[0], "class_specific", True))
 
 

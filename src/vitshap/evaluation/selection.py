@@ -25,6 +25,8 @@ from vitshap.training.batches import Images, decoding, evenly
 
 Chosen: TypeAlias = int | Sequence[int] | Sequence[str] | None
 """Images: a number of them, spread evenly; their positions in the data; their names; None: all."""
+UNLABELLED = ("unlabelled",)
+"""Classes of images whose labels mean nothing."""
 _PREDICTED, _LABEL = "predicted", "label"
 _BATCH = 64
 _CHECKED = 8
@@ -127,6 +129,7 @@ def select(
     model = surrogate if classifier is None else classifier
     sources = _open(surrogate, classifier, data, asked)
     places, labels, prediction = _predict(model, sources[1])
+    labels = None if getattr(data, "class_names", None) == UNLABELLED else labels
     kept = torch.arange(len(places))
     if where is not None:
         kept = _matching(where, labels, prediction, data, model).nonzero()[:, 0]
@@ -245,13 +248,23 @@ def _matching(where: Where, labels: Tensor | None, prediction: Tensor, data: Any
     count = 2 if one_output else prediction.shape[1]
     if one_output and where.by == _PREDICTED and model.output != "sigmoid":
         raise ValueError(f"{where}: a model with one output that is no probability predicts no class")
-    index = class_index(_number(where.class_name, names), names, count)
+    name = where.class_name
+    if one_output and where.by == _PREDICTED and model.class_names:
+        name = _of_one_output(name, names, model.class_names[0])
+    index = class_index(_number(name, names), names, count)
     if where.by == _LABEL:
         if labels is None:
             raise ValueError(f"{where}: the data has no labels that are one class for each image")
         return labels == index
     predicted = (prediction[:, 0] >= 0.5).long() if one_output else prediction.argmax(1)
     return predicted == index
+
+
+def _of_one_output(name: ClassLike, names: Sequence[str] | None, own: str) -> ClassLike:
+    """Return 1 for the class that the model's one output stands for, and 0 for the data's other class."""
+    if name == own:
+        return 1
+    return 0 if names is not None and len(names) == 2 and own in names and name in names else name
 
 
 def _targets(target: ClassLike, labels: Tensor | None, prediction: Tensor, model: MaskedModel) -> Tensor:

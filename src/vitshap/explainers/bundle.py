@@ -59,6 +59,8 @@ from vitshap.models.stored import (
 
 __all__ = ["BundleError", "load", "load_classifier", "push", "read", "record", "record_calibration", "save", "shipped"]
 
+TRAINED_ON = "trained_on"
+"""Entry in the configuration: which images the training held out (``vitshap.data.SplitRecord``). A bundle may lack it."""
 NULL_TOLERANCE = {False: 1e-3, True: 1e-2}
 """Largest change of v(0) between machines, by whether the weights have been rounded to 16 bits."""
 
@@ -110,6 +112,8 @@ def save(
     }
     if explainer.calibration is not None:
         config["calibration"] = explainer.calibration.to_json()
+    if explainer.trained_on is not None:
+        config[TRAINED_ON] = explainer.trained_on
     _write(final, tensors, config)
     return final
 
@@ -159,6 +163,7 @@ def load(
         explainer = _explainer(folder, surrogate, config)
         explainer.classifier_as_stored = config["classifier"].get("as_stored")
         explainer.quality = config.get("quality")
+        explainer.trained_on = config.get(TRAINED_ON)
         if config.get("calibration") is not None:
             explainer.calibration = Calibration.from_json(
                 config["calibration"], surrogate.num_players, surrogate.num_classes

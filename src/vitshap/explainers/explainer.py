@@ -36,6 +36,8 @@ class Explainer(InputShaped, nn.Module):
     """SHA-256 of the explained model's weights (``MaskedModel.fingerprint``), if known; stored with the explainer."""
     classifier_as_stored: str | None = None
     """SHA-256 of the copy in a bundle, whose weights may be rounded."""
+    trained_on: dict[str, Any] | None = None
+    """Which images its training held out, as ``vitshap.data.SplitRecord.to_json`` writes it; stored with the explainer."""
     quality: dict[str, Any] | None = None
     """Measured quality, as stored in the bundle."""
     calibration: Calibration | None = None

@@ -22,12 +22,12 @@ import typer
 from PIL import Image
 
 from vitshap.estimators.refine import correction_needs
-from vitshap.explaining import budget, terminal
+from vitshap.explaining import budget, destinations, terminal
 from vitshap.explaining.batch import IMAGES_AT_A_TIME
 from vitshap.explaining.curves import CLASSES
 from vitshap.explaining.dataset import read_run
 from vitshap.explaining.entries import Explained, Failed
-from vitshap.explaining.photos import SUFFIXES, Found, find_photos
+from vitshap.explaining.photos import Found, find_photos
 from vitshap.explaining.report import ReportWriter, refuse_foreign_report
 from vitshap.explaining.shards import command as shards
 from vitshap.explaining.sinks import MAPS, Heatmaps, JsonLines, ParquetRows, Sink, with_drawn_classes
@@ -138,6 +138,7 @@ def run(options: Options) -> int:
         warnings.filterwarnings("ignore", r"\d+ players: Shapley values")  # was printed when the model was loaded
         warnings.filterwarnings("ignore", r"\d+ evaluations are fewer than")  # is printed once for all photos
         try:
+            destinations.check_folder(options.out)
             if shards.wanted(options):
                 return shards.run(options, printer)
             found = _photos(options)
@@ -294,15 +295,8 @@ class _Run:
 
 
 def _photos(options: Options) -> Found:
-    if options.out.exists() and not options.out.is_dir():
-        raise ValueError(f"--out {options.out} is a file; it must be a folder")
     found = find_photos(options.photos, leave_out=options.out)
-    for option, target in (("--json", options.json), ("--parquet", options.parquet)):
-        if target is None or target == "-":
-            continue
-        place = Path(os.path.expanduser(target))
-        if place.suffix.lower() in SUFFIXES or place.resolve() in {one.resolve() for one in found.files}:
-            raise ValueError(f"{option} takes the name of a file to write, but {target} is a photo")
+    destinations.check_files((("--json", options.json), ("--parquet", options.parquet)), options.out, found.files)
     if not found.photos:
         reasons = "; ".join(f"{one.name}: {one.reason}" for one in found.missing[:3])
         raise ValueError(reasons or "no photo is given")

@@ -59,7 +59,7 @@ class Disagreement(NamedTuple):
 
     name: str
     labels: tuple[str, str]
-    """The class that each of them predicts."""
+    """The class that each of them predicts; of one probability, on which side of 50 % it is."""
     correlation: float | None
     """Of their maps for the class that the second one predicts; None if one of them has no such map."""
     number: int = 0
@@ -87,6 +87,8 @@ class DataSetSummary:
     """Share of the patches that are outermost ..."""
     corner_area: float
     """... and in the corners."""
+    at_least_half: int | None = None
+    """Of a model of one probability: images to which it gives 50 % or more; None for other models."""
 
 
 class DataSet:
@@ -99,6 +101,7 @@ class DataSet:
         self._shape: tuple[int, int] | None = None
         self._unit = ""
         self._sums: dict[int, tuple[str, int, NDArray[np.float64], NDArray[np.float64]]] = {}
+        self._at_least_half: int | None = None
         self._earlier = earlier
         self._disagreements: list[Disagreement] = []
         self._compared = 0
@@ -116,6 +119,8 @@ class DataSet:
         nothing = (entry.label(index), 0, np.zeros(heat.shape), np.zeros(heat.shape))
         label, count, total, positive = self._sums.get(index, nothing)
         self._sums[index] = (label, count + 1, total + heat.astype(np.float64), positive + heat.clip(min=0))
+        if entry.one_probability:
+            self._at_least_half = (self._at_least_half or 0) + entry.at_least_half
         self._file.write(np.array([index, number], dtype=np.int64).tobytes() + heat.tobytes())
         self._names.write(entry.name.encode("utf-8", "replace") + b"\n")
         if self._earlier is not None and str(entry.path) in self._earlier:
@@ -152,6 +157,7 @@ class DataSet:
             compared=self._compared,
             border_area=float(border.mean()),
             corner_area=float(corners.mean()),
+            at_least_half=self._at_least_half,
         )
 
     def _least_like_their_class(self) -> list[Unlike]:
@@ -224,8 +230,8 @@ def disagreements(
 ) -> list[Disagreement]:
     """Return the ``k`` images on which two runs disagree most, from the files of ``vitshap explain --json``.
 
-    First those for which they predict different classes; among these, and then among the others, the images whose maps
-    have the smallest correlation.
+    First those for which they predict different classes (or, of one probability, give different sides of 50 %); among
+    these, and then among the others, the images whose maps have the smallest correlation.
     """
     one, other = read_run(first), read_run(second)
     found = [_disagreement(one[name], other[name], 0) for name in one if name in other]
@@ -235,16 +241,21 @@ def disagreements(
 
 
 class _Record(NamedTuple):
-    """The predicted class of an image, and its maps by class."""
+    """An image: what is said of its prediction, the class of that, and its maps by class."""
 
     name: str
     label: str
+    predicted: str
     maps: Mapping[str, NDArray[Any]]
 
 
 def _map_of(entry: Explained, heat: Map) -> _Record:
-    label = entry.label(entry.predicted(1)[0][0])
-    return _Record(entry.name, label, {label: heat})
+    name = entry.label(entry.predicted(1)[0][0])
+    return _Record(entry.name, _side(name, entry.at_least_half if entry.one_probability else None), name, {name: heat})
+
+
+def _side(name: str, at_least_half: bool | None) -> str:
+    return name if at_least_half is None else f"{'at or above' if at_least_half else 'below'} 50 % {name}"
 
 
 def _map_of_record(record: Mapping[str, Any]) -> _Record:
@@ -254,11 +265,12 @@ def _map_of_record(record: Mapping[str, Any]) -> _Record:
         one["name"]: np.where(players >= 0, np.array(one["values"], dtype=np.float32)[players.clip(min=0)], 0)
         for one in record["explained"]
     }
-    return _Record(printable(record["file"]), record["predicted"][0]["name"], maps)
+    first = record["predicted"][0]
+    return _Record(printable(record["file"]), _side(first["name"], first.get("at_least_half")), first["name"], maps)
 
 
 def _disagreement(first: _Record, second: _Record, number: int) -> Disagreement:
-    one, other = first.maps.get(second.label), second.maps.get(second.label)
+    one, other = first.maps.get(second.predicted), second.maps.get(second.predicted)
     comparable = one is not None and other is not None and one.shape == other.shape
     correlation = map_correlation(one, other) if comparable and one is not None and other is not None else None
     return Disagreement(second.name, (first.label, second.label), correlation, number)

@@ -18,6 +18,8 @@ from vitshap.explanation import Explanation
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom in pixels."""
+HALF = 0.5
+"""A model of one probability is said to give a class this much, or less."""
 MOSTLY_SEEN = 0.5
 """If the model sees less than this share of a photo, maps show only that part."""
 _DOWN = ("upper", "middle", "lower")
@@ -45,6 +47,8 @@ class Explained:
     """Explanations of the same image by other methods."""
     stderr_from: str | None = None
     """Where the standard errors come from, in words; None if there are none."""
+    outputs: Literal["probability", "output"] = "probability"
+    """What the model's outputs are."""
 
     @property
     def name(self) -> str:
@@ -98,6 +102,17 @@ class Explained:
         outputs = self.explanation.prediction[0]
         best = torch.topk(outputs, min(k, len(outputs)))
         return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+    @property
+    def one_probability(self) -> bool:
+        """Whether the model's only output is the probability of a class: then it predicts that class or its absence."""
+        probability = self.outputs == "probability" and self.explanation.unit != "output"
+        return probability and len(self.explanation.prediction[0]) == 1
+
+    @property
+    def at_least_half(self) -> bool:
+        """Whether the largest probability is 50 % or more."""
+        return float(self.explanation.prediction[0].max()) >= HALF
 
     @property
     def classes(self) -> list[int]:
@@ -179,14 +194,15 @@ class Patch(NamedTuple):
         return f"x {left} to {right}, y {top} to {bottom}"
 
 
-def patches(entry: Explained, k: int, index: int) -> list[Patch]:
-    """Return the ``k`` patches of largest value for class ``index``, largest first."""
+def patches(entry: Explained, k: int, index: int, *, lowest: bool = False) -> list[Patch]:
+    """Return the ``k`` patches of largest value for class ``index``, largest first, or those of ``lowest`` value."""
     explanation = entry.explanation
     labels = explanation.players[0]
     at = int((explanation.classes[0] == index).int().argmax())
     ends = None if explanation.stderr is None else explanation.interval()
     found = []
-    for player, value, (row, column) in explanation.top(k, index)[0]:
+    best = explanation.top(explanation.values.shape[1], index)[0][::-1] if lowest else explanation.top(k, index)[0]
+    for player, value, (row, column) in best[:k]:
         box = _box(entry, (labels == player).nonzero())
         stderr = None if explanation.stderr is None else float(explanation.stderr[0, player, at])
         interval = (float(ends[0][0, player, at]), float(ends[1][0, player, at])) if ends and stderr else None

@@ -96,19 +96,22 @@ def _without_script(entry: Explained, summary: Summary, k: int) -> str:
         stderr=None if errors is None else errors[0].numpy(),
         max_side=PLAIN_SIDE,
     )
-    best = patches(entry, k, index)
+    best = patches(entry, 1, index)
     predicted = [
         [entry.label(one), text.output_text(value, summary.outputs)] for one, value in entry.predicted(PREDICTIONS)
     ]
-    rows = [_row(rank, patch, unit) for rank, patch in enumerate(best, 1)]
     headings = ["#", "percentage points" if unit == "probability" else "value", "where", "row, column", "pixels"]
     alternative = escape(_alternative(entry, index, best[0]))
     intervals = "" if errors is None else ", with 95 % intervals"
+    lists = ""
+    for heading, found in text.important_patches(entry, k, index):
+        rows = [_row(rank, patch, unit) for rank, patch in enumerate(found, 1)]
+        lists += f"<h3>{escape(heading[0].upper() + heading[1:])}{intervals if found else ''}</h3>"
+        lists += table_html(f"Most important patches of {entry.name}", headings, rows) if found else ""
+    prediction = "Probability" if entry.one_probability else "Prediction"
     return (
         f'<figure><img src="{photo_uri(map_picture, most=PLAIN_SIDE)}" alt="{alternative}"></figure>'
-        f"<h3>Prediction</h3>{table_html(f'Prediction for {entry.name}', ['class', 'output'], predicted)}"
-        f"<h3>Patches that support {escape(entry.label(index))} most{intervals}</h3>"
-        f"{table_html(f'Most important patches of {entry.name}', headings, rows)}"
+        f"<h3>{prediction}</h3>{table_html(f'{prediction} for {entry.name}', ['class', 'output'], predicted)}{lists}"
         "<p>Rows and columns are counted from 1, from the top left of the model's crop. With scripts allowed, this page "
         "shows the maps of all classes.</p>"
     )
@@ -206,8 +209,10 @@ def dataset_html(found: DataSetSummary, link: Callable[[int], str]) -> str:
     more = (
         f" The {MEAN_MAPS} most frequent of {len(found.classes):,} classes." if len(found.classes) > MEAN_MAPS else ""
     )
+    one = found.at_least_half is not None
+    of_class, their = ("", "") if one else (" of each predicted class", " of their class")
     parts = [
-        f'<p class="say">{escape(_dataset_headline(found))}</p><h3>Mean map of each predicted class</h3>',
+        f'<p class="say">{escape(_dataset_headline(found))}</p><h3>Mean map{of_class}</h3>',
         f'<p class="small">One scale, up to ±{size}; the number of images; and how much of the positive values lies in the '
         f"outermost patches ({text.percent(found.border_area)} of the area) and in the corners "
         f"({text.percent(found.corner_area)}). Much more than their area suggests that the model reads the background, a "
@@ -215,7 +220,7 @@ def dataset_html(found: DataSetSummary, link: Callable[[int], str]) -> str:
     ]
     if found.unlike:
         rows = [(one.number, [one.name, one.label, f"{one.correlation:.2f}"]) for one in found.unlike]
-        parts.append("<h3>Images that differ most from the mean map of their class</h3>")
+        parts.append(f"<h3>Images that differ most from the mean map{their}</h3>")
         parts.append(_linked_table(["image", "class", "correlation"], rows, link))
     if found.disagreements is not None:
         rows = [
@@ -234,6 +239,8 @@ def _dataset_headline(found: DataSetSummary) -> str:
     first = found.classes[0]
     border = sum(one.border * one.images for one in found.classes) / found.images
     often = f"{found.images:,} images; most often predicted: {first.label} ({first.images:,})."
+    if found.at_least_half is not None:
+        often = f"{found.at_least_half:,} of {found.images:,} images at or above 50 % {first.label}."
     share = f"{text.percent(border)} of the positive values lie at the border of the crop"
     return f"{often} {share}, which is {text.percent(found.border_area)} of the area."
 

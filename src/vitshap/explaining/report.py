@@ -28,6 +28,7 @@ from vitshap.viewer.page import joined_script, page_start
 
 MARK = '<meta name="generator" content="vitshap '
 """Start of the line that identifies a page of vitshap; the version follows."""
+PAGE_NAME = re.compile(r"report(-\d+)?\.html", re.IGNORECASE)
 MARK_BYTES = 2000
 """Bytes at the start of a page that hold the mark."""
 HEADING = "Which parts of each image drove the prediction"
@@ -227,7 +228,7 @@ class ReportWriter:
 def refuse_foreign_report(folder: Path) -> None:
     """Raise if the folder holds a ``report.html`` that vitshap did not write: it would be replaced."""
     for path in sorted(folder.glob("report*.html")):
-        if re.fullmatch(r"report(-\d+)?\.html", path.name) and not (path.is_file() and _is_report(path)):
+        if PAGE_NAME.fullmatch(path.name) and not (path.is_file() and _is_report(path)):
             raise ValueError(
                 f"{path} was not written by vitshap explain and is not replaced: give another folder with --out"
             )

@@ -64,7 +64,11 @@ def record(entry: Explained | Failed, *, k: int = 5) -> dict[str, Any]:
             one |= {"base": float(e.base_values[0, column]), "full": float(e.full_values[0, column])}
         one["patches"] = [_patch(patch) for patch in patches(entry, k, index)]
         explained.append(one | numbers[column])
-    predicted = [{"class": c, "name": entry.label(c), "output": value} for c, value in entry.predicted(PREDICTIONS)]
+    predicted: list[dict[str, Any]] = [
+        {"class": c, "name": entry.label(c), "output": value} for c, value in entry.predicted(PREDICTIONS)
+    ]
+    if entry.one_probability:
+        predicted[0]["at_least_half"] = entry.at_least_half
     found: dict[str, Any] = {"file": str(entry.path), "size": list(entry.size), "predicted": predicted}
     found |= {
         "explained": explained,

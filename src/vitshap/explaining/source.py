@@ -23,6 +23,7 @@ from vitshap.methods.registry import METHODS
 from vitshap.models import MaskedModel
 from vitshap.models.base import unwrapped
 from vitshap.models.load import ModelSpec, load_with_warnings
+from vitshap.models.stored import is_bundle
 from vitshap.players import resolve
 
 CONFIDENCE_THRESHOLD = 0.5
@@ -34,6 +35,8 @@ RANDOM_VALUES = (
     "the method random explains nothing: its values are random numbers, a baseline that other methods are compared with"
 )
 EXPLAINER, RANDOM, REFINE = Explainer.name, "random", "refine"
+NEEDS_REFERENCES = "expected-gradients"
+"""A method that cannot work without images that only Python can give it."""
 DEFAULT_METHOD = REFINE
 """Of models without an explainer, and for a requested accuracy."""
 EXPLAINERS_VALUES = "the explainer's values"
@@ -188,13 +191,14 @@ def open_model(
     model, messages = load_with_warnings(ModelSpec(name, weights=weights, option="--{}"))
     _require_preprocess(model, f"the model {name}")
     model.to(device)
+    doubts = () if is_bundle(name) else (NOT_FINE_TUNED,)  # a bundle's surrogate was fine-tuned
     given = "" if weights is None else f", weights {Path(weights).name}"
     prior = _prior(method_name)
     return Source(
         model,
         _method(method_name, model, budget, players, accuracy),
         f"model {name}{given}",
-        warnings=(*_about(method_name), NOT_FINE_TUNED, *messages),
+        warnings=(*_about(method_name), *doubts, *messages),
         settings={} if prior is None else {"prior": prior},
         prior=prior,
     )
@@ -246,6 +250,11 @@ def _method(
     accuracy: float | None = None,
     **options: Any,
 ) -> MethodLike:
+    if name == NEEDS_REFERENCES:
+        raise ValueError(
+            f"the method {name} compares with reference images, which cannot be given here: make it in Python, with "
+            f'vitshap.method("{name}", model, references=images)'
+        )
     if players is not None:
         if resolve(players, model.grid).num_players < 2:
             raise ValueError(f"--players {players} makes one player of all patches: give a smaller side")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ from rich.progress import (
 )
 
 from vitshap.explaining import text
-from vitshap.explaining.entries import Explained, Failed, class_label, patches
+from vitshap.explaining.entries import Explained, Failed, Patch, class_label, patches
 from vitshap.explaining.source import RANDOM, Source
 
 NAMES_SHOWN = 20
@@ -183,7 +183,10 @@ def entry_lines(entry: Explained | Failed, source: Source, *, k: int) -> Iterato
     predicted = (
         f"{entry.label(index)} {text.output_text(value, outputs)}" for index, value in entry.predicted(PREDICTIONS)
     )
-    yield f"  predicted: {', '.join(predicted)}"
+    if entry.one_probability:
+        yield f"  probability of {entry.label(0)}: {text.probability_text(entry)}"
+    else:
+        yield f"  predicted: {', '.join(predicted)}"
     for warning in entry.warnings:
         yield f"  warning: {warning}"
     for note in (*entry.notes, *text.hints(entry)):
@@ -191,13 +194,13 @@ def entry_lines(entry: Explained | Failed, source: Source, *, k: int) -> Iterato
     first = entry.classes[0]
     if source.method.name == RANDOM:
         yield f"  patches with the highest random values, which explain nothing about {entry.label(first)}:"
+        yield from _patch_lines(patches(entry, k, first), unit)
     else:
-        yield f"  patches that support {entry.label(first)} most{_ends(entry, source)}, rows and columns counted from 1:"
-    for rank, patch in enumerate(patches(entry, k, first), 1):
-        value = text.with_unit(text.value_text(patch.value, unit), unit)
-        if patch.interval is not None:
-            value += f" (95 % interval {text.interval_text(patch.interval, unit)})"
-        yield f"    {rank}. {value}  {patch.place}: {patch.cell} ({patch.pixels})"
+        ends = f"{_ends(entry, source)}, rows and columns counted from 1"
+        for heading, found in text.important_patches(entry, k, first):
+            yield f"  {heading}{ends}{':' if found else ''}"
+            yield from _patch_lines(found, unit)
+            ends = ""
     for line in (text.accuracy(entry, first), text.convergence(entry.explanation)):
         if line is not None:
             yield f"    {line}"
@@ -206,6 +209,14 @@ def entry_lines(entry: Explained | Failed, source: Source, *, k: int) -> Iterato
         f"{entry.label(index)} {text.reliability_text(value)}" for index, value in known if value is not None
     ]:
         yield f"    reliability of other maps: {', '.join(others)}"
+
+
+def _patch_lines(found: Sequence[Patch], unit: str) -> Iterator[str]:
+    for rank, patch in enumerate(found, 1):
+        value = text.with_unit(text.value_text(patch.value, unit), unit)
+        if patch.interval is not None:
+            value += f" (95 % interval {text.interval_text(patch.interval, unit)})"
+        yield f"    {rank}. {value}  {patch.place}: {patch.cell} ({patch.pixels})"
 
 
 def low_confidence_line(low: int, explained: int) -> str:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from vitshap.estimators.estimate import reliability_from_errors
 from vitshap.explaining.curves import supporting_players
-from vitshap.explaining.entries import Explained, patches
+from vitshap.explaining.entries import Explained, Patch, patches
 from vitshap.explanation import Explanation
 from vitshap.plots.colours import Z
 
@@ -72,6 +72,9 @@ def with_unit(text: str, unit: str) -> str:
 
 def headline(entry: Explained, outputs: Literal["probability", "output"]) -> str:
     """Return the prediction and where in the photo it comes from, in everyday words."""
+    if entry.one_probability:
+        given = f"The model gives {entry.label(0)} a probability of {probability_text(entry)}."
+        return f"{given} {_support(entry, 0, outputs)}"
     predicted, value = entry.predicted(1)[0]
     name, output = entry.label(predicted), output_text(value, outputs)
     text = f"The model predicts {name} ({output})." if outputs == "probability" else f"The model's output is {output}."
@@ -84,32 +87,70 @@ def headline(entry: Explained, outputs: Literal["probability", "output"]) -> str
     return f"{text} {_support(entry, main, outputs)}"
 
 
+def probability_text(entry: Explained) -> str:
+    """Return the probability of a model that has only one, and on which side of a half it is."""
+    value = output_text(float(entry.explanation.prediction[0, 0]), "probability")
+    return f"{value} ({'at or above' if entry.at_least_half else 'below'} 50 %)"
+
+
+def important_patches(entry: Explained, k: int, index: int) -> list[tuple[str, list[Patch]]]:
+    """Return the ``k`` patches that matter most to a class, with a heading.
+
+    Of one probability there are two lists, of the patches that raise and that lower it: first those on its side of a half.
+    """
+    name = entry.label(index)
+    if not _has_sides(entry):
+        return [(f"patches that support {name} most", patches(entry, k, index))]
+    raising = [patch for patch in patches(entry, k, index) if patch.value > 0]
+    lowering = [patch for patch in patches(entry, k, index, lowest=True) if patch.value < 0]
+    lists = [
+        (
+            f"patches that {verb} the probability of {name} most"
+            if found
+            else f"no patch {verb}s the probability of {name}",
+            found,
+        )
+        for verb, found in (("raise", raising), ("lower", lowering))
+    ]
+    return lists if entry.at_least_half else lists[::-1]
+
+
+def _has_sides(entry: Explained) -> bool:
+    """Whether patches raise or lower a single probability; scores only rank patches."""
+    return entry.one_probability and entry.explanation.unit != "score"
+
+
 def _support(entry: Explained, index: int, outputs: Literal["probability", "output"]) -> str:
     """Return where the patches are that matter most to a class, and what the output would be without them.
 
-    They are the fewest patches that make up half of the support; the output is known if the curve was evaluated.
+    They are the fewest patches that make up half of the support (of a single probability below a half: of what lowers it);
+    the output is known if the curve was evaluated.
     """
-    explanation = entry.explanation
+    explanation, sides = entry.explanation, _has_sides(entry)
+    lowers = sides and not entry.at_least_half
+    acts = "lowers" if lowers else "raises"
+    output, support = ("it", "that") if sides else (f"its {outputs}", f"the support for {entry.label(index)}")
     values = explanation.values[0, :, entry.classes.index(index)]
-    count = supporting_players(values)
+    count = supporting_players(-values if lowers else values)
     if count == 0:
-        return f"No patch of the photo supports {entry.label(index)}."
-    key = patches(entry, count, index)
+        return f"No patch of the photo {f'{acts} it' if sides else f'supports {entry.label(index)}'}."
+    key = patches(entry, count, index, lowest=lowers)
     places: dict[str, float] = {}
     for patch in key:
-        places[patch.place] = places.get(patch.place, 0.0) + patch.value
+        places[patch.place] = places.get(patch.place, 0.0) + abs(patch.value)
     single = explanation.values.shape[1] == explanation.players[0].numel()
     parts = f"{count} of {_existing(explanation)} {'patches' if single else 'groups of patches'}"
-    without = entry.curves[0].without(count) if entry.curves and entry.curves[0].index == index else None
+    evaluated = entry.curves and entry.curves[0].index == index and not lowers
+    without = entry.curves[0].without(count) if evaluated else None
     if without is not None:
         full = float(explanation.prediction[0, index])
-        would = f"its {outputs} would {'still ' if without > STILL * full else ''}be {output_text(without, outputs)}"
+        would = f"{output} would {'still ' if without > STILL * full else ''}be {output_text(without, outputs)}"
         said = f"without {'this' if count == 1 else 'these'} {parts} {would}"
     else:
-        said = f"{parts} {'makes' if count == 1 else 'make'} up half of the support for {entry.label(index)}"
+        said = f"{parts} {'makes' if count == 1 else 'make'} up half of {support}"
         if explanation.unit == "probability":
             said += f", {value_text(float(sum(patch.value for patch in key)), 'probability')} percentage points"
-    uncertain_patches = sum(patch.stderr is not None and patch.value <= Z * patch.stderr for patch in key)
+    uncertain_patches = sum(patch.stderr is not None and abs(patch.value) <= Z * patch.stderr for patch in key)
     reliable = reliability(entry, index)
     caution = ""
     if reliable is not None and reliable < UNRELIABLE:
@@ -117,18 +158,19 @@ def _support(entry: Explained, index: int, outputs: Literal["probability", "outp
     elif 2 * uncertain_patches >= count:
         interval = f"the 95 % interval of {uncertain_patches} of these {count} includes zero"
         caution = f" Most of this is uncertain: {interval}."
-    return f"{_looks_at(places, ' of its crop' if entry.zoomed else '')}: {said}.{caution}"
+    subject, verb = (f"What {acts} it is", "at") if sides else ("It", "looks at")
+    return f"{_looks_at(places, ' of its crop' if entry.zoomed else '', subject, verb)}: {said}.{caution}"
 
 
-def _looks_at(places: dict[str, float], where: str) -> str:
+def _looks_at(places: dict[str, float], where: str, subject: str, verb: str) -> str:
     """Return the one or two parts of the photo that hold more than half of the values in ``places``."""
     strongest = sorted(places, key=lambda place: -places[place])[:2]
     most = 0.5 * sum(places.values()) * (1 + 1e-6)
     if places[strongest[0]] > most:
-        return f"It mostly looks at the {strongest[0]}{where}"
+        return f"{subject} mostly {verb} the {strongest[0]}{where}"
     if sum(places[place] for place in strongest) > most:
-        return f"It mostly looks at the {strongest[0]} and the {strongest[1]}{where}"
-    return "It looks at many places"
+        return f"{subject} mostly {verb} the {strongest[0]} and the {strongest[1]}{where}"
+    return f"{subject} {verb} many places"
 
 
 def _existing(explanation: Explanation) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from PIL import Image, ImageOps
 HERE = Path(__file__).resolve().parent
 HALF_WIDTH = 1.959964
 """Standard errors on each side of a 95 % interval."""
+UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+"""What Pillow raises for files that are not images, damaged or too large."""
 DESCRIPTION = json.loads((HERE / "description.json").read_text(encoding="utf-8"))
 
 
@@ -94,20 +97,22 @@ def numbers(values: np.ndarray, stderr: np.ndarray | None) -> dict[str, list[Any
     return {"values": values.tolist(), "stderr": stderr.tolist(), "interval": ends}
 
 
-def main() -> None:
-    """Print predictions, and the values of the most probable classes."""
+def main() -> int:
+    """Print predictions, and the values of the most probable classes; return 1 if a photo could not be read."""
     parser = argparse.ArgumentParser(description="Explain photos with the ONNX graphs of this folder.")
     parser.add_argument("photos", nargs="+", metavar="PHOTO")
     parser.add_argument("--top", type=int, default=1, help="classes to explain (default: 1)")
     parser.add_argument("--json", action="store_true", help="a line of JSON per photo, with all values")
     options = parser.parse_args()
-    session, names = open_graph("explainer"), DESCRIPTION["class_names"]
+    session, names, code = open_graph("explainer"), DESCRIPTION["class_names"], 0
     for path in options.photos:
         try:
             with Image.open(path) as photo:
                 pixels = prepare(photo)
-        except OSError as error:
-            raise SystemExit(f"error: {path} cannot be read: {error}") from None
+        except UNREADABLE as error:
+            print(f"error: {path} cannot be read: {error}", file=sys.stderr)
+            code = 1
+            continue
         found = explain(session, pixels[None])
         values, predictions, base = (rows[0] for rows in found)
         errors = standard_errors(found[0], found[1])
@@ -126,7 +131,8 @@ def main() -> None:
             print("\n".join(" ".join(f"{value:+.4f}" for value in row) for row in map_))
             if errors is not None:
                 print(f"standard error up to {errors[0, :, index].max():.4f}, {DESCRIPTION['stderr_from']}")
+    return code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

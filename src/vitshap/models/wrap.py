@@ -109,7 +109,9 @@ def _link(output: str, adapter: Adapter) -> Output:
 
 def _preprocess(given: Any, adapter: Adapter) -> Any:
     if given is None:
-        return adapter.preprocess()
+        found = adapter.preprocess()
+        grey = adapter.channels == 1  # timm's configuration is for three channels, also of a network with one
+        return found.adjusted(1) if grey and isinstance(found, Preprocess) else found
     if hasattr(given, "image_mean") and hasattr(given, "size"):
         return Preprocess.from_image_processor(given, adapter.image_size)
     return given

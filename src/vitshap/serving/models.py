@@ -27,7 +27,15 @@ from vitshap.estimators.estimate import Estimate
 from vitshap.explaining.budget import LADDER
 from vitshap.explaining.entries import class_label
 from vitshap.explaining.photos import InMemory
-from vitshap.explaining.source import DEFAULT_METHOD, EXPLAINER, RANDOM, Source, open_bundle, open_model
+from vitshap.explaining.source import (
+    DEFAULT_METHOD,
+    EXPLAINER,
+    NEEDS_REFERENCES,
+    RANDOM,
+    Source,
+    open_bundle,
+    open_model,
+)
 from vitshap.explaining.stream import NO_PICTURE, Prepared, explain_prepared, model_input
 from vitshap.methods import SamplingMethod, Target, list_methods, most_classes, resolve_target, target_from_words
 from vitshap.models.base import net_device_dtype
@@ -322,4 +330,4 @@ class ServedModel:
 
 def offered_methods() -> list[str]:
     """Return the names of all methods that some model may offer."""
-    return [name for name in list_methods() if name != RANDOM]
+    return [name for name in list_methods() if name not in (RANDOM, NEEDS_REFERENCES)]

@@ -25,7 +25,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from vitshap import files
-from vitshap.data import ImageData, PixelSource, Splits, open_pixels, require_a_batch
+from vitshap.data import ImageData, PixelSource, SplitRecord, Splits, open_pixels, require_a_batch
 from vitshap.data.decode import Unreadable
 from vitshap.explainers import Explainer
 from vitshap.files import LOCK, locked_folder
@@ -102,6 +102,7 @@ def _run(
     state.wait_for_everyone()
     classifier, explainer = stages.run(model)
     if state.is_main_process:
+        explainer.trained_on = split_record(recipe, splits).to_json()
         # Before testing: the trained explainer is kept even if reading test images fails.
         explainer.save_pretrained(out / BUNDLE, half=recipe.half, overwrite=True)
         if (errors := recipe.calibration) is not None:
@@ -289,6 +290,12 @@ def write_description(recipe: Recipe, splits: Splits, out: Path) -> None:
     """Write the settings and images of this run."""
     files.write_text(out / RECIPE, to_yaml(to_plain(recipe)))
     files.write_text(out / IMAGES, json.dumps(_describe_images(splits), indent=2) + "\n")
+
+
+def split_record(recipe: Recipe, splits: Splits) -> SplitRecord:
+    """Return which images were held out, for the bundle."""
+    data = recipe.data
+    return SplitRecord.of(splits, layout=data.layout, split=data.split, seed=data.seed, groups=data.groups)
 
 
 def _describe_images(splits: Splits) -> dict[str, dict[str, Any]]:

@@ -5,7 +5,8 @@ The surrogate is the game, so all values are its own. Images are spread evenly o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,7 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from vitshap.data import Splits, load_data
+from vitshap.data import SplitRecord, Splits, load_data
 from vitshap.estimators import truth
 from vitshap.explainers import Explainer
 from vitshap.explainers.calibration import FEWEST, Calibration, calibrate
@@ -39,13 +40,28 @@ def open_data(
     layout: str = "auto",
     split: Literal["own", "authors"] = "own",
     cache: Path | None = None,
+    trained_on: Mapping[str, Any] | None = None,
 ) -> Splits:
     """Load the data an explainer is measured on, split as in its training; its classes must be the surrogate's.
 
-    Folders of a data set are sorted by name: classes in another order are numbered as the surrogate numbers them.
+    Folders of a data set are sorted by name: classes in another order are numbered as the surrogate numbers them. Of two
+    classes under a single logit, label 1 is the one that the surrogate names.
+
+    Args:
+        layout: "auto": as in the training, if that is known; otherwise recognised.
+        split: "own": as in the training, if that is known; otherwise the data set's own.
+        trained_on: the entry of this name in a bundle's configuration, which says how its images were divided.
     """
-    splits = load_data(source, layout=layout, split=split, cache=cache, channels=surrogate.adapter.channels)
+    how: dict[str, Any] = {"layout": layout, "split": split, "cache": cache, "channels": surrogate.adapter.channels}
+    splits = load_data(source, **how) if trained_on is None else SplitRecord.from_json(trained_on).load(source, **how)
+    return _numbered(surrogate, splits)
+
+
+def _numbered(surrogate: MaskedModel, splits: Splits) -> Splits:
+    """Return the images with the surrogate's order of classes."""
     found, known = splits.test.class_names, surrogate.class_names
+    if surrogate.num_classes == 1:
+        return _of_one_logit(surrogate, splits)
     if known is None or list(found) == list(known):
         return splits
     if sorted(found) != sorted(known) or len(set(known)) < len(known):
@@ -55,6 +71,21 @@ def open_data(
         )
     numbers = torch.tensor([known.index(name) for name in found])
     return Splits(*(replace(part, labels=numbers[part.labels], class_names=tuple(known)) for part in splits))
+
+
+def _of_one_logit(surrogate: MaskedModel, splits: Splits) -> Splits:
+    """Return the images of two classes with the one that the logit stands for as label 1; others as they are."""
+    found, known = splits.test.class_names, tuple(surrogate.class_names or ())
+    if len(found) != 2 or surrogate.output != "sigmoid" or found[1:] == known:
+        return splits
+    if found[:1] == known:
+        return Splits(*(replace(part, labels=1 - part.labels, class_names=found[::-1]) for part in splits))
+    named = f"is of {known[0]}, which is neither" if known else "has no name"
+    warnings.warn(
+        f"the images are of {found[0]} and {found[1]}, and the model's output {named}: {found[1]} counts as 1",
+        stacklevel=3,
+    )
+    return splits
 
 
 def sample_images(model: MaskedModel, data: Any, count: int) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@
 
 import { hiddenAt } from "./coalition.js";
 import { button, choice, drawing, element } from "./dom.js";
-import { classOf, orderOf, supportingPlayers } from "./explanation.js";
+import { actOf, classOf, orderOf, supportingPlayers } from "./explanation.js";
 import { outputText } from "./text.js";
 
 const FRACTIONS = [0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5];
@@ -168,7 +168,8 @@ export class CurveView {
     const quantity = explanation.outputs === "probability" ? "Probability" : "Output";
     const foreign = curve !== null && curve.class !== index ? ` for ${classOf(explanation, curve.class)?.name}` : "";
     const by = curve !== null && curve.method !== explanation.method ? `, by ${curve.method}` : "";
-    this.title.textContent = `${quantity} of ${name} while patches are ${remove ? "removed" : "added"}, most important${foreign} first${by}`;
+    const first = actOf(explanation) === null ? "most important" : "highest value";
+    this.title.textContent = `${quantity} of ${name} while patches are ${remove ? "removed" : "added"}, ${first}${foreign} first${by}`;
     this.range.max = this.order.length;
     const step = coalition.stepOf(this.order, this.mode);
     const count = step ?? (remove ? coalition.count : this.order.length - coalition.count);

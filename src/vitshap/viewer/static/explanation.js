@@ -32,6 +32,28 @@ export function classOf(explanation, index) {
   return explanation.classes.find((one) => one.index === index) ?? null;
 }
 
+// Whether the model's only output is the probability of a class: then it predicts that class or its absence.
+export function isOneProbability(explanation) {
+  return explanation.outputs === "probability" && explanation.predictions.length === 1;
+}
+
+// What the patches that matter most do to a single probability: "raises" it, or below a half "lowers" it. Null for several
+// classes, and for scores, which only rank patches.
+export function actOf(explanation) {
+  if (!isOneProbability(explanation) || explanation.unit === "score") { return null; }
+  return explanation.predictions[0].probability < HALF ? "lowers" : "raises";
+}
+
+// The patches that a table lists: those of largest value, or for one probability only those that raise it, or lower it.
+export function listedPlayers(explanation, index, most) {
+  const act = actOf(explanation);
+  const order = orderOf(explanation, index);
+  if (act === null) { return order.slice(0, most); }
+  const sign = act === "lowers" ? -1 : 1;
+  const { values } = classOf(explanation, index);
+  return (sign < 0 ? order.reverse() : order).filter((player) => sign * values[player] > 0).slice(0, most);
+}
+
 // The class that is shown first: the predicted one if it was explained.
 export function mainClass(explanation) {
   return (classOf(explanation, explanation.predictions[0].index) ?? explanation.classes[0]).index;
@@ -135,55 +157,63 @@ export function patchText(explanation, index, cell, hidden) {
 
 // The prediction and where it comes from, in everyday words; `curve` adds what happens without the best patches.
 export function headlineOf(explanation, curve = null) {
-  const [first] = explanation.predictions;
-  const said = explanation.outputs === "probability"
-    ? `The model predicts ${first.name} (${outputText(first.probability)}).`
-    : `The model's largest output is ${outputText(first.probability, "output")}, for ${first.name}.`;
+  const said = predictionText(explanation);
   const index = mainClass(explanation);
   const { values, name, probability } = classOf(explanation, index);
-  const order = orderOf(explanation, index);
-  const key = order.slice(0, supportingPlayers(explanation, index));
-  if (key.length === 0) { return `${said} No patch of the photo supports ${name}.`; }
+  const act = actOf(explanation);
+  const order = act === "lowers" ? orderOf(explanation, index).reverse() : orderOf(explanation, index);
+  const key = order.slice(0, supportingPlayers(explanation, index, act === "lowers" ? -1 : 1));
+  if (key.length === 0) { return `${said} No patch of the photo ${act === null ? `supports ${name}` : `${act} it`}.`; }
   const places = new Map();
   for (const player of key) {
     const place = placeOf(explanation, player);
-    places.set(place, (places.get(place) ?? 0) + values[player]);
+    places.set(place, (places.get(place) ?? 0) + Math.abs(values[player]));
   }
   const parts = `${key.length} of ${order.length} patches`;
-  const at = curve === null || curve.class !== index ? -1 : curve.counts.indexOf(key.length);
+  const at = curve === null || curve.class !== index || act === "lowers" ? -1 : curve.counts.indexOf(key.length);
   const without = at < 0 ? null : curve.remove[at][curve.classes.indexOf(index)];
   const rest = without === null
-    ? `${parts} ${key.length === 1 ? "makes" : "make"} up half of the support for ${name}`
-    : `without ${key.length === 1 ? "this" : "these"} ${parts} its ${explanation.outputs} would ${without > STILL * probability ? "still " : ""}`
+    ? `${parts} ${key.length === 1 ? "makes" : "make"} up half of ${act === null ? `the support for ${name}` : "that"}`
+    : `without ${key.length === 1 ? "this" : "these"} ${parts} ${act === null ? `its ${explanation.outputs}` : "it"} would ${without > STILL * probability ? "still " : ""}`
       + `be ${outputText(without, explanation.outputs)}`;
-  return `${said} ${lookedAt(places)}: ${rest}.${caution(classOf(explanation, index), key)}`;
+  const where = act === null ? lookedAt(places) : lookedAt(places, `What ${act} it is`, "at");
+  return `${said} ${where}: ${rest}.${caution(classOf(explanation, index), key)}`;
+}
+
+function predictionText({ predictions, outputs }) {
+  const [{ name, probability }] = predictions;
+  const [output, only] = [outputText(probability, outputs), predictions.length === 1];
+  if (outputs !== "probability") { return only ? `The model's output is ${output}.` : `The model's largest output is ${output}, for ${name}.`; }
+  if (!only) { return `The model predicts ${name} (${output}).`; }
+  return `The model gives ${name} a probability of ${output} (${probability < HALF ? "below" : "at or above"} 50\u00a0%).`;
 }
 
 // Why the most important players may not be that, in words; nothing if they are certain.
 function caution({ values, stderr, reliability }, key) {
   if (!stderr) { return ""; }
   if (reliability < UNRELIABLE) { return ` But this map is unreliable: its estimated reliability is ${reliability.toFixed(2)}.`; }
-  const doubtful = key.filter((player) => values[player] <= STANDARD_ERRORS * stderr[player]).length;
+  const doubtful = key.filter((player) => Math.abs(values[player]) <= STANDARD_ERRORS * stderr[player]).length;
   return 2 * doubtful < key.length ? ""
     : ` Most of this is uncertain: the 95\u00a0% interval of ${doubtful} of these ${key.length} includes zero.`;
 }
 
-// How many players, by decreasing value, make up half of the positive values; 0 if none is positive.
-export function supportingPlayers(explanation, index) {
+// How many players, by decreasing value, make up half of the positive values (sign -1: of the negative ones); 0 if none does.
+export function supportingPlayers(explanation, index, sign = 1) {
   const { values } = classOf(explanation, index);
   const order = orderOf(explanation, index);
-  const total = order.reduce((sum, player) => sum + Math.max(values[player], 0), 0);
+  const sizes = (sign < 0 ? order.reverse() : order).map((player) => sign * values[player]);
+  const total = sizes.reduce((sum, size) => sum + Math.max(size, 0), 0);
   let [sum, count] = [0, 0];
-  while (total > 0 && sum < HALF * total) { sum += values[order[count]]; count += 1; }
+  while (total > 0 && sum < HALF * total) { sum += sizes[count]; count += 1; }
   return count;
 }
 
-function lookedAt(places) {
+function lookedAt(places, subject = "It", verb = "looks at") {
   const strongest = [...places].sort((a, b) => b[1] - a[1]);
   const most = HALF * strongest.reduce((sum, [, value]) => sum + value, 0) * (1 + 1e-6);
-  if (strongest[0][1] > most) { return `It mostly looks at the ${strongest[0][0]}`; }
+  if (strongest[0][1] > most) { return `${subject} mostly ${verb} the ${strongest[0][0]}`; }
   if (strongest.length > 1 && strongest[0][1] + strongest[1][1] > most) {
-    return `It mostly looks at the ${strongest[0][0]} and the ${strongest[1][0]}`;
+    return `${subject} mostly ${verb} the ${strongest[0][0]} and the ${strongest[1][0]}`;
   }
-  return "It looks at many places";
+  return `${subject} ${verb} many places`;
 }

@@ -2,7 +2,7 @@
 // values says of it.
 
 import { button, element } from "./dom.js";
-import { additivePrediction, classOf } from "./explanation.js";
+import { additivePrediction, classOf, isOneProbability } from "./explanation.js";
 import { outputText, plural, valueText, withUnit } from "./text.js";
 
 const LISTED = 10;
@@ -17,7 +17,7 @@ export class Predictions {
     this.more = button("", () => { this.all = !this.all; this.draw(); }, { class: "link" });
     this.sums = element("dl", { class: "sums" });
     this.remark = element("p", { class: "small" });
-    this.node = element("section", { class: "said" }, element("h3", {}, "Prediction"), this.filter, this.list, this.more,
+    this.node = element("section", { class: "said" }, element("h3", {}, isOneProbability(viewer.explanation) ? "Probability" : "Prediction"), this.filter, this.list, this.more,
       element("div", { class: "game", "aria-live": "polite" }, this.sums, this.remark));
   }
 

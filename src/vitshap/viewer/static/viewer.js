@@ -11,7 +11,7 @@ import { Coalition, hiddenAt } from "./coalition.js";
 import { computeCurve, CurveView } from "./curve.js";
 import { button, checkbox, choice, element, slider } from "./dom.js";
 import { savePicture, saveNumbers } from "./download.js";
-import { classOf, cropText, intervalText, isUncertain, largestValue, mainClass, orderOf, placeOf, playerBox, readExplanation } from "./explanation.js";
+import { actOf, classOf, cropText, intervalText, isUncertain, largestValue, listedPlayers, mainClass, orderOf, placeOf, playerBox, readExplanation } from "./explanation.js";
 import { PatchMap } from "./map.js";
 import { paintStrip } from "./painting.js";
 import { Predictions } from "./predictions.js";
@@ -127,7 +127,7 @@ export class Viewer extends EventTarget {
 
   // Numbered patches, and the patch whose row in the table is under the pointer.
   marks() {
-    const best = orderOf(this.explanation, this.index).slice(0, this.listed);
+    const best = listedPlayers(this.explanation, this.index, this.listed);
     const shown = this.look.numbers ? best.map((player, i) => [player, String(i + 1), player === this.lit]).reverse() : [];
     return this.lit === null ? shown : [...shown.filter(([player]) => player !== this.lit), [this.lit, this.look.numbers ? String(best.indexOf(this.lit) + 1) : "", true]];
   }
@@ -169,10 +169,15 @@ export class Viewer extends EventTarget {
     const { explanation, index } = this;
     const { name, values, stderr } = classOf(explanation, index);
     const intervals = stderr ? ", with 95\u00a0% intervals" : "";
-    this.tableTitle.textContent = `The ${Math.min(this.listed, explanation.count)} patches that support ${name} most${intervals}`;
+    const act = actOf(explanation);
+    const players = listedPlayers(explanation, index, this.listed);
+    const count = act === null ? Math.min(this.listed, explanation.count) : players.length;
+    const what = act === null ? `support ${name}` : `${act.slice(0, -1)} the probability of ${name}`;
+    this.tableTitle.textContent = count === 0 ? `No patch ${act} the probability of ${name}`
+      : count === 1 && act !== null ? `The patch that ${act} the probability of ${name} most${intervals}` : `The ${count} patches that ${what} most${intervals}`;
     this.unitName.textContent = explanation.unit === "probability" ? "percentage points" : explanation.unit === "score" ? "score" : "value";
     const focused = this.table.contains(document.activeElement) ? [...this.table.children].indexOf(document.activeElement) : -1;
-    this.table.replaceChildren(...orderOf(explanation, index).slice(0, this.listed).map((player, rank) => {
+    this.table.replaceChildren(...players.map((player, rank) => {
       const cell = explanation.cells[player][Math.floor(explanation.cells[player].length / 2)];
       const [left, top, right, bottom] = playerBox(explanation, player).map(Math.round);
       const light = (on) => () => { this.lit = on ? player : null; this.map.draw(); };
