@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,14 @@ def test_other_images_are_possible_with_a_warning(folder: Path, tmp_path: Path) 
     without_file = _record(load_data(folder), groups="gone.csv")
     with pytest.warns(UserWarning, match="not the images that were held out"):
         without_file.load(other)
+
+
+def test_a_pattern_of_a_bundle_does_not_see_other_names(folder: Path, tmp_path: Path) -> None:
+    """It would take years on such a name, and bundles come from anywhere."""
+    record = replace(_record(load_data(folder)), groups=r"(a+)+$")
+    other = trees.class_folders(tmp_path / f"{'a' * 60}!", {"cats": 30, "dogs": 30})
+    with pytest.warns(UserWarning, match="not the images that were held out"):
+        record.load(other)
 
 
 def test_added_images_give_a_warning(folder: Path) -> None:

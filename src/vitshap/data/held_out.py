@@ -88,20 +88,17 @@ class SplitRecord:
         replaced, are a ``ValueError``.
         """
         chosen = (self.layout if layout == "auto" else layout), (self.split if split == "own" else split)
+        common: dict[str, Any] = {"cache": cache, "channels": channels}
+        how = {"layout": chosen[0], "split": chosen[1], **common}
         try:
-            splits = load_data(
-                source,
-                layout=chosen[0],
-                split=chosen[1],
-                groups=self._groups(source),
-                seed=self.seed,
-                cache=cache,
-                channels=channels,
-            )
+            splits = load_data(source, **how)
         except ValueError:  # settings that do not fit these images: those of other images
-            splits = load_data(source, layout=layout, split=split, cache=cache, channels=channels)
+            splits = load_data(source, layout=layout, split=split, **common)
             if describe(splits)[ALL] == self.parts[ALL]:
                 raise
+        # A pattern from a bundle is searched for in names only if these are the images that it was written for.
+        if describe(splits)[ALL] == self.parts[ALL] and (self.groups is not None or self.seed != 0):
+            splits = load_data(source, **how, groups=self._groups(source), seed=self.seed)
         self._check(splits, source, replaced=chosen != (self.layout, self.split))
         return splits
 
