@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,6 +46,18 @@ def test_seed_and_groups_are_those_of_the_training(folder: Path, tmp_path: Path,
     assert _names(record.load(tmp_path / "elsewhere")) == _names(splits)
     assert str(tmp_path) not in json.dumps(record.to_json())
     assert "cats" not in json.dumps(record.to_json())
+
+
+def test_no_warning_is_about_a_division_that_is_not_used(folder: Path) -> None:
+    """Both images of a patient are one file: without the groups they would be in different parts."""
+    for first in folder.glob("*/*-a.png"):
+        shutil.copy(first, first.with_name(first.name.replace("-a", "-b")))
+    record = _record(load_data(folder, groups=GROUPS), groups=GROUPS)
+    with pytest.warns(UserWarning, match="are identical to training images"):
+        load_data(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        record.load(folder)
 
 
 def test_digits_of_another_seed() -> None:

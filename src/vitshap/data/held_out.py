@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -90,17 +90,27 @@ class SplitRecord:
         chosen = (self.layout if layout == "auto" else layout), (self.split if split == "own" else split)
         common: dict[str, Any] = {"cache": cache, "channels": channels}
         how = {"layout": chosen[0], "split": chosen[1], **common}
+        # A pattern from a bundle is searched for in names only if these are the images that it was written for.
+        if (self.groups is not None or self.seed != 0) and self._knows(source, how):
+            how |= {"groups": self._groups(source), "seed": self.seed}
         try:
             splits = load_data(source, **how)
         except ValueError:  # settings that do not fit these images: those of other images
             splits = load_data(source, layout=layout, split=split, **common)
             if describe(splits)[ALL] == self.parts[ALL]:
                 raise
-        # A pattern from a bundle is searched for in names only if these are the images that it was written for.
-        if describe(splits)[ALL] == self.parts[ALL] and (self.groups is not None or self.seed != 0):
-            splits = load_data(source, **how, groups=self._groups(source), seed=self.seed)
         self._check(splits, source, replaced=chosen != (self.layout, self.split))
         return splits
+
+    def _knows(self, source: str | os.PathLike[str], how: Mapping[str, Any]) -> bool:
+        """Whether these are the images of the training, however they are divided."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are about a division that is not used
+            try:
+                found = load_data(source, **how)
+            except ValueError:
+                return False
+        return describe(found)[ALL] == self.parts[ALL]
 
     def _groups(self, source: str | os.PathLike[str]) -> str | None:
         """Return the setting ``groups``, with the place of its file."""
