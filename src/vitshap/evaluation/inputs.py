@@ -110,16 +110,16 @@ def load_models(options: Options, device: torch.device) -> Loaded:
     return Loaded(explainer.surrogate, given, explainer, f"bundle {options.bundle}")
 
 
-def open_data(surrogate: MaskedModel, options: Options) -> ImageData:
+def open_data(loaded: Loaded, options: Options) -> ImageData:
     """Open the test images; their classes must be the model's where labels are used.
 
     Without a bundle and where no label is used, all images of one folder without class folders are taken.
     """
+    surrogate, explainer = loaded.surrogate, loaded.explainer
     by_label = options.target == "label" or (options.where or "").startswith("label=")
     how: dict[str, Any] = {"layout": options.layout, "split": options.split, "cache": options.cache}
-    if options.bundle is not None:
-        trained_on = bundle.read(options.bundle).get(bundle.TRAINED_ON)
-        return reference.open_data(surrogate, options.data, **how, trained_on=trained_on).test
+    if explainer is not None:
+        return reference.open_data(surrogate, options.data, **how, trained_on=explainer.trained_on).test
     try:
         if by_label or surrogate.num_classes == 1:
             return reference.open_data(surrogate, options.data, **how).test
