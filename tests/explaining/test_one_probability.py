@@ -113,6 +113,10 @@ def test_a_data_set_counts_the_images_at_or_above_a_half(tmp_path: Path) -> None
         ("at or above 50 % b_sick",) * 2,
     ]
     assert [one.correlation for one in pairs] == pytest.approx([1.0] * 3)
+    before = (tmp_path / "first").read_text()
+    (tmp_path / "first").write_text(re.sub(r', "at_least_half": \w+', "", before))  # by an earlier version
+    assert (tmp_path / "first").read_text() != before
+    assert disagreements(tmp_path / "first", tmp_path / "second") == pairs
 
 
 def test_of_healthy_photos_the_command_claims_no_prediction(tmp_path: Path, bundle: Path) -> None:
