@@ -109,6 +109,20 @@ def test_added_images_give_a_warning(folder: Path) -> None:
         record.load(folder)
 
 
+def test_few_images_change_their_part_where_one_is_missing(folder: Path, tmp_path: Path) -> None:
+    rows = [f"{name}/s{i}-{k}.png,p{i}" for name in ("cats", "dogs") for i in range(20) for k in "ab"]
+    (tmp_path / "patients.csv").write_text("\n".join(["file,group", *rows]))
+    for settings in ({"seed": 3}, {"groups": str(tmp_path / "patients.csv"), "seed": 3}):
+        before = load_data(folder, **settings)
+        record = _record(before, **settings)
+        gone = before.val.images[0]
+        gone.rename(tmp_path / "gone.png")
+        with pytest.warns(UserWarning, match="with images added, removed or renamed"):
+            after = record.load(folder)
+        assert len(_names(before)[0] & (_names(after)[1] | _names(after)[2])) <= 2
+        (tmp_path / "gone.png").rename(gone)
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")  # so few images lack a class somewhere
 def test_a_split_that_the_user_asks_for_replaces_the_record(tmp_path: Path) -> None:
     images = trees.mura(tmp_path, patients=40)
