@@ -139,8 +139,8 @@ class SplitRecord:
         message = f"{source}: these are not the images that were held out in the explainer's training ({counts})"
         if now[ALL] != self.parts[ALL]:
             message += (
-                ". If this is the data set of its training with images added, removed or renamed, it was trained on "
-                "some of those that it is measured on"
+                ". If this is the data set of its training with images added, removed or renamed, it may have been "
+                "trained on some of those that it is measured on"
             )
         else:
             message += ", but its data set divided otherwise: it was trained on some of those that it is measured on"
