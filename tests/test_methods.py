@@ -366,6 +366,22 @@ class TokenNorm(TokenMethod):
         return norms[..., None].expand(-1, -1, targets.shape[1])
 
 
+class Hungry(TokenNorm):
+    """Has memory for two images."""
+
+    def score_tokens(self, pixels: torch.Tensor, targets: torch.Tensor, /) -> torch.Tensor:
+        if len(pixels) > 2:
+            raise torch.OutOfMemoryError("no memory left")
+        return super().score_tokens(pixels, targets)
+
+
+def test_fewer_images_are_explained_at_a_time_where_memory_ends():
+    model = small_net()
+    images = random_images(model, 5)
+    found, expected = (made(model)(images, target="all").values for made in (Hungry, TokenNorm))
+    torch.testing.assert_close(found, expected)
+
+
 def test_scores_of_tokens_are_summed_into_players():
     model = small_net()
     images = random_images(model, 2)

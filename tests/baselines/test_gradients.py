@@ -11,8 +11,9 @@ from torch import Tensor, nn
 import vitshap
 from tests.baselines.test_relevance import token_scores
 from tests.models import nets
-from vitshap.baselines.interception import patch_embedding, within_memory
+from vitshap.baselines.interception import patch_embedding
 from vitshap.methods.base import image_generators
+from vitshap.models.base import within_memory
 
 FAMILY = "timm ViT"
 TARGETS = torch.tensor([[0, 2], [1, 2]])

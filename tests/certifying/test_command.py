@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +126,13 @@ def test_a_single_output_has_no_other_classes(tmp_path: Path) -> None:
     assert found["threshold"] is None
     assert found["verdict"]["rules"][0]["asks_for"] is None
     assert "unknown_threshold" not in bundle.read(tmp_path / "one")["quality"]
+    assert found["test"]["converged"]["target"] == "probability"
+    assert len(found["images"][0]["outputs"]) == 1
+    assert "Values of the probability have a correlation of" in done.stdout
+    page, card = (tmp_path / "out" / "certificate.html").read_text(), (tmp_path / "one" / "README.md").read_text()
+    assert page.count("probability of class 0 (") == len(found["images"])
+    for text in (done.stdout, page, card):
+        assert not re.search("predicted class|all outputs", text)
 
 
 def test_a_regression_has_no_predicted_class(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,6 +46,18 @@ def test_seed_and_groups_are_those_of_the_training(folder: Path, tmp_path: Path,
     assert _names(record.load(tmp_path / "elsewhere")) == _names(splits)
     assert str(tmp_path) not in json.dumps(record.to_json())
     assert "cats" not in json.dumps(record.to_json())
+
+
+def test_no_warning_is_about_a_division_that_is_not_used(folder: Path) -> None:
+    """Both images of a patient are one file: without the groups they would be in different parts."""
+    for first in folder.glob("*/*-a.png"):
+        shutil.copy(first, first.with_name(first.name.replace("-a", "-b")))
+    record = _record(load_data(folder, groups=GROUPS), groups=GROUPS)
+    with pytest.warns(UserWarning, match="are identical to training images"):
+        load_data(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        record.load(folder)
 
 
 def test_digits_of_another_seed() -> None:
@@ -94,6 +107,20 @@ def test_added_images_give_a_warning(folder: Path) -> None:
     trees.write(folder, *(f"cats/t{i}-a.png" for i in range(20)))
     with pytest.warns(UserWarning, match="with images added, removed or renamed"):
         record.load(folder)
+
+
+def test_few_images_change_their_part_where_one_is_missing(folder: Path, tmp_path: Path) -> None:
+    rows = [f"{name}/s{i}-{k}.png,p{i}" for name in ("cats", "dogs") for i in range(20) for k in "ab"]
+    (tmp_path / "patients.csv").write_text("\n".join(["file,group", *rows]))
+    for settings in ({"seed": 3}, {"groups": str(tmp_path / "patients.csv"), "seed": 3}):
+        before = load_data(folder, **settings)
+        record = _record(before, **settings)
+        gone = before.val.images[0]
+        gone.rename(tmp_path / "gone.png")
+        with pytest.warns(UserWarning, match="with images added, removed or renamed"):
+            after = record.load(folder)
+        assert len(_names(before)[0] & (_names(after)[1] | _names(after)[2])) <= 2
+        (tmp_path / "gone.png").rename(gone)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # so few images lack a class somewhere

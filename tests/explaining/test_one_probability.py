@@ -18,7 +18,8 @@ from tests.explaining import made
 from tests.explaining.test_report import SUMMARY, explained
 from vitshap.cli import app
 from vitshap.explainers import Explainer
-from vitshap.explaining import DataSet, Explained, ReportWriter, disagreements, html, sinks, text
+from vitshap.explaining import DataSet, Explained, ReportWriter, disagreements, html, sinks, terminal, text
+from vitshap.explaining.source import open_bundle
 from vitshap.models import wrap
 
 VALUES = torch.tensor([-0.05, 0.01, 0, 0, 0.02, 0, 0, 0, 0, 0, 0, -0.11])
@@ -90,6 +91,15 @@ def test_lists_hold_only_patches_that_do_what_their_heading_says() -> None:
     assert not re.search("predicts|[Pp]rediction|support", page.partition("<noscript>")[2].partition("</noscript>")[0])
 
 
+def test_the_terminal_says_with_a_list_how_to_read_it(bundle: Path) -> None:
+    lines = list(terminal.entry_lines(one_probability(0.3, VALUES.clamp(min=0)), open_bundle(str(bundle)), k=5))
+    first = lines.index("  no patch lowers the probability of b_sick")
+    assert lines[first + 1].startswith(
+        "  patches that raise the probability of b_sick most (27.0 % with no patch, 30.0 % with"
+    )
+    assert lines[first + 1].endswith("rows and columns counted from 1:")
+
+
 def test_a_data_set_counts_the_images_at_or_above_a_half(tmp_path: Path) -> None:
     entries = [one_probability(p, name=f"{i}.png") for i, p in enumerate((0.368, 0.5, 0.2))]
     dataset = DataSet()
@@ -113,6 +123,10 @@ def test_a_data_set_counts_the_images_at_or_above_a_half(tmp_path: Path) -> None
         ("at or above 50 % b_sick",) * 2,
     ]
     assert [one.correlation for one in pairs] == pytest.approx([1.0] * 3)
+    before = (tmp_path / "first").read_text()
+    (tmp_path / "first").write_text(re.sub(r', "at_least_half": \w+', "", before))  # by an earlier version
+    assert (tmp_path / "first").read_text() != before
+    assert disagreements(tmp_path / "first", tmp_path / "second") == pairs
 
 
 def test_of_healthy_photos_the_command_claims_no_prediction(tmp_path: Path, bundle: Path) -> None:

@@ -88,6 +88,10 @@ def test_nothing_is_written_into_a_bundle(home: Path) -> None:
         result = _run(*options, "--bundle", "first", "--out", "first")
         assert result.exit_code == 2
         assert "--out first is the folder of a bundle" in result.stderr
+    for option, file in (("--json", "first/config.json"), ("--parquet", "first/table.parquet")):
+        result = _run("photos", "--bundle", "first", option, file)
+        assert result.exit_code == 2
+        assert f"{option} {file} is in the folder of a bundle" in result.stderr
     assert sorted(path.name for path in folder.iterdir()) == before
     (home / "other").mkdir()
     (home / "other/config.json").write_text("{}")

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from scipy import stats
 from typer.testing import CliRunner
 
 from tests.reproduce.small import TINY
@@ -242,6 +243,19 @@ def test_patches_of_other_images_are_of_all_classes(finished: Runner) -> None:
     labels = torch.as_tensor(reference_images(context).labels)
     assert len(labels) == 64
     assert len(labels.unique()) == 10
+
+
+def test_intervals_of_few_images(finished: Runner) -> None:
+    """Student's t of the errors of estimators, Wilson's of accuracies."""
+    errors = torch.rand(2, 8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = shapley.by_class(errors, torch.zeros(8, dtype=torch.long))["target"]
+    low, high = stats.t.interval(0.95, 7, loc=found["mean"], scale=stats.sem(errors[..., 0], axis=1))
+    assert found["interval"] == pytest.approx((high - low) / 2)
+    removal = finished.store.find("digits", "removal").values
+    for curve in removal["accuracy"].values():
+        right = [round(share * removal["images"]) for share in curve["mean"]]
+        ends = [stats.binomtest(k, removal["images"]).proportion_ci(method="wilson") for k in right]
+        assert curve["interval"] == pytest.approx([(one.high - one.low) / 2 for one in ends], abs=1e-4)
 
 
 def test_weights_are_given_for_all_settings_or_for_one(tmp_path: Path) -> None:

@@ -61,6 +61,14 @@ def test_evaluate(patients: tuple[Path, Path], tmp_path: Path) -> None:
     assert set(image_names(held_out)) != set(image_names(load_data(data).test))
 
 
+def test_evaluate_the_surrogate_of_a_bundle(patients: tuple[Path, Path], tmp_path: Path) -> None:
+    stored, data = patients
+    words = ("--methods", "random", "--metrics", "deletion", "--out", tmp_path)
+    done = run("evaluate", "--model", stored, "--data", data, *words)
+    assert done.exit_code == 0, done.output
+    assert list(Evaluation.load(tmp_path).images) == image_names(load_data(data, groups=GROUPS).test)
+
+
 def test_certify(patients: tuple[Path, Path], digits: Path) -> None:
     stored, data = patients
     splits, _ = certify.open_data(Explainer.from_pretrained(stored), certify.Options(str(stored), str(data)))

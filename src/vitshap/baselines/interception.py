@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_map
 from vitshap.baselines.rules import Rules
 from vitshap.errors import first_line
 from vitshap.models.attention import AttentionOverride
-from vitshap.models.base import Adapter, gpu_memory_left
+from vitshap.models.base import Adapter, gpu_memory_left, within_memory
 
 Leaf: TypeAlias = Literal["embedding", "pixels"]
 Graph: TypeAlias = Literal["whole", "last block", "none"]
@@ -137,28 +137,6 @@ def gradients(
         if not all(bool(torch.isfinite(one).all()) for one in found):
             raise ValueError(f"the gradient is not finite: {_operation_with_nan(product, part)}")
         yield found
-
-
-def within_memory(
-    compute: Callable[[Tensor], tuple[Tensor, ...]], inputs: Tensor, at_once: int
-) -> tuple[tuple[Tensor, ...], int]:
-    """Compute all inputs, ``at_once`` together or fewer after an out-of-memory error; return how many fitted too."""
-    found: list[tuple[Tensor, ...]] = []
-    start = 0
-    while start < len(inputs):
-        part = inputs[start : start + at_once]
-        try:
-            found.append(compute(part))
-        except torch.OutOfMemoryError:
-            if len(part) == 1:
-                raise
-        else:
-            start += len(part)
-            continue
-        # Outside the handler, whose traceback would keep tensors alive.
-        torch.cuda.empty_cache()
-        at_once = max(1, len(part) // 2)
-    return tuple(torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True)), at_once
 
 
 def _operation_with_nan(product: Callable[[Tensor], tuple[Tensor, ...]], seeds: Tensor) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -99,8 +99,9 @@ def bench_race(
     else:
         if data is None:
             raise ValueError("give the data of this model too; only digits need none")
-        masked, _ = _open_model(model, weights, head_rows, crop, resolve_device(device))
-        test = open_data(masked, data, layout=layout, split=split, cache=cache, trained_on=_trained_on(model)).test
+        masked, explainer = _open_model(model, weights, head_rows, crop, resolve_device(device))
+        trained_on = None if explainer is None else explainer.trained_on
+        test = open_data(masked, data, layout=layout, split=split, cache=cache, trained_on=trained_on).test
         pixels, _ = sample_images(masked, test.subset(range(first, first + images * every, every)), images)
         racing = race.Racing(masked, pixels)
     if compiled and racing.model.device.type == "cuda":
@@ -147,7 +148,7 @@ def bench_calibrate(
     if record:
         bundles.local_folder(bundle)
     explainer = Explainer.from_pretrained(bundle, device=resolve_device(device))
-    trained_on = bundles.read(bundle).get(bundles.TRAINED_ON)
+    trained_on = explainer.trained_on
     val = open_data(explainer.surrogate, data, layout=layout, split=split, cache=cache, trained_on=trained_on).val
     evaluate = Evaluator(explainer.surrogate, compiled=compiled and explainer.surrogate.device.type == "cuda")
     progress = ProgressLines()
@@ -206,7 +207,8 @@ def bench_refine(
     masked, explainer = _open_model(model, weights, head_rows, crop, resolve_device(device))
     if compiled and masked.device.type == "cuda":
         masked.compile()
-    splits = open_data(masked, data, layout=layout, split=split, cache=cache, trained_on=_trained_on(model))
+    trained_on = None if explainer is None else explainer.trained_on
+    splits = open_data(masked, data, layout=layout, split=split, cache=cache, trained_on=trained_on)
     known = getattr(splits, part)
     chosen = range(first, first + images * every, every)
     if chosen[-1] >= len(known):
@@ -256,14 +258,6 @@ def bench_refine_tables(
     show(out, *tables, seconds={f"{k.method}, {k.budget}, {k.seed}": v.seconds for k, v in found.items()})
     if figure is not None:
         refinement.figure(curves).savefig(figure)
-
-
-def _trained_on(name: str) -> dict[str, Any] | None:
-    """Return which images the training of a bundle held out; None for a model, and where it is not known."""
-    from vitshap.explainers import bundle
-    from vitshap.models.stored import is_bundle
-
-    return bundle.read(name).get(bundle.TRAINED_ON) if is_bundle(name) else None
 
 
 def _open_model(

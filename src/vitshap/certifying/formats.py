@@ -13,7 +13,7 @@ from typing import Any
 
 from vitshap.certifying.certificate import Certificate
 from vitshap.certifying.measure import Classes, Compared, ImageSet
-from vitshap.certifying.verdict import ALL_OUTPUTS, Finding, Verdict
+from vitshap.certifying.verdict import PREDICTED, Finding, Verdict
 from vitshap.evaluation.marks import Measured
 from vitshap.explaining.text import percent
 
@@ -195,9 +195,9 @@ def _images(compared: Compared, images: ImageSet) -> list[dict[str, Any]]:
 def _outputs(compared: Compared, i: int) -> dict[str, Any]:
     """Return an image's predicted class with its output, or all outputs where none of them is predicted."""
     outputs = compared.explanation.prediction[i]
-    if compared.judged == ALL_OUTPUTS:
-        return {"outputs": outputs.tolist()}
-    return {"predicted": int(outputs.argmax()), "output": float(outputs.max())}
+    if compared.judged == PREDICTED:
+        return {"predicted": int(outputs.argmax()), "output": float(outputs.max())}
+    return {"outputs": outputs.tolist()}
 
 
 def _plain(content: Any) -> Any:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vitshap import metrics
-from vitshap.certifying.verdict import ALL_OUTPUTS, PREDICTED
+from vitshap.certifying.verdict import ALL_OUTPUTS, PREDICTED, PROBABILITY
 from vitshap.coalitions import harmonic_number, sample_coalitions, shapley_kernel
 from vitshap.data import ImageData
 from vitshap.estimators import truth as reference
@@ -69,7 +69,9 @@ class Compared:
     @property
     def judged(self) -> str:
         """Which outputs of each image are judged, in words."""
-        return ALL_OUTPUTS if self.explanation.unit == "output" else PREDICTED
+        if self.explanation.unit == "output":
+            return ALL_OUTPUTS
+        return PREDICTED if self.explanation.prediction.shape[1] > 1 else PROBABILITY
 
     @property
     def target(self) -> Tensor:

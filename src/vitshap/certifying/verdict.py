@@ -12,7 +12,7 @@ that more images could change it. The first verdict of this list that a number a
 use with care, reliable. Images that the model does not know come first, because on them an explainer cannot be judged. A
 number that was not measured, or that this explainer does not have (intervals, probabilities), is named and does not count;
 without a correlation there is no verdict at all. A regression has no predicted class: the correlation is the mean over all
-outputs.
+outputs. Nor has a model of one probability, of which that is judged.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ MOST_BELOW = 0.20
 GOOD_CORRELATION = 0.90
 USABLE_CORRELATION = 0.50
 MINUS = "\N{MINUS SIGN}"
-PREDICTED, ALL_OUTPUTS = "predicted class", "all outputs"
-"""What is judged of each image; all outputs of a regression, whose outputs are no classes."""
+PREDICTED, PROBABILITY, ALL_OUTPUTS = "predicted class", "probability", "all outputs"
+"""What is judged of each image; of a model of one probability that, which predicts its class or the absence of it; all
+outputs of a regression, whose outputs are no classes."""
 COVERAGE = (0.92, 0.98)
 """Of 95 % intervals; below they are too narrow, above too wide."""
 
@@ -153,7 +154,7 @@ def _correlation(value: Measured | None, judged: str) -> Finding:
     if value.mean >= USABLE_CORRELATION:
         level = "reliable" if value.mean >= GOOD_CORRELATION else "use with care"
     number = f"{value.mean:.3f}".replace("-", MINUS)
-    of = f"the {judged}" if judged == PREDICTED else judged
+    of = judged if judged == ALL_OUTPUTS else f"the {judged}"
     said = f"Values of {of} have a correlation of {number} with converged Shapley values."
     return Finding(rule, value, level, said)
 

@@ -3,7 +3,7 @@
 The record has the settings that decide the split and hashes of the images' names, but no names and no place on a disk. If
 the same images are divided otherwise, images of the training are among those that are measured: an error, or a warning
 where the user asked for another split. Other images, such as those of another hospital, are divided by their own folders,
-with a warning.
+with a warning. So are those of the training with some added or removed, of which seed and file of groups move but a few.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -88,24 +88,36 @@ class SplitRecord:
         replaced, are a ``ValueError``.
         """
         chosen = (self.layout if layout == "auto" else layout), (self.split if split == "own" else split)
-        common: dict[str, Any] = {"cache": cache, "channels": channels}
+        common: dict[str, Any] = {"seed": self.seed, "cache": cache, "channels": channels}
         how = {"layout": chosen[0], "split": chosen[1], **common}
         try:
-            splits = load_data(source, **how)
+            splits = load_data(source, **how, groups=self._groups(source, how))
         except ValueError:  # settings that do not fit these images: those of other images
             splits = load_data(source, layout=layout, split=split, **common)
             if describe(splits)[ALL] == self.parts[ALL]:
                 raise
-        # A pattern from a bundle is searched for in names only if these are the images that it was written for.
-        if describe(splits)[ALL] == self.parts[ALL] and (self.groups is not None or self.seed != 0):
-            splits = load_data(source, **how, groups=self._groups(source), seed=self.seed)
         self._check(splits, source, replaced=chosen != (self.layout, self.split))
         return splits
 
-    def _groups(self, source: str | os.PathLike[str]) -> str | None:
-        """Return the setting ``groups``, with the place of its file."""
-        if self.groups is None or not _is_file(self.groups):
-            return self.groups
+    def _knows(self, source: str | os.PathLike[str], how: Mapping[str, Any]) -> bool:
+        """Whether these are the images of the training, however they are divided."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are about a division that is not used
+            try:
+                found = load_data(source, **how)
+            except ValueError:
+                return False
+        return describe(found)[ALL] == self.parts[ALL]
+
+    def _groups(self, source: str | os.PathLike[str], how: Mapping[str, Any]) -> str | None:
+        """Return the setting ``groups``, with the place of its file.
+
+        A pattern from a bundle is searched for in names only if these are the images that it was written for.
+        """
+        if self.groups is None:
+            return None
+        if not _is_file(self.groups):
+            return self.groups if self._knows(source, how) else None
         given, data = Path(self.groups), Path(os.path.expanduser(source))
         found = next((p for p in (given, data / given.name, data.parent / given.name) if p.exists()), None)
         if found is None:
@@ -127,8 +139,8 @@ class SplitRecord:
         message = f"{source}: these are not the images that were held out in the explainer's training ({counts})"
         if now[ALL] != self.parts[ALL]:
             message += (
-                ". If this is the data set of its training with images added, removed or renamed, it was trained on "
-                "some of those that it is measured on"
+                ". If this is the data set of its training with images added, removed or renamed, it may have been "
+                "trained on some of those that it is measured on"
             )
         else:
             message += ", but its data set divided otherwise: it was trained on some of those that it is measured on"

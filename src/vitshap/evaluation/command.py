@@ -53,7 +53,7 @@ def run(options: Options, console: Console) -> None:
     notes = Console(stderr=True, highlight=False, soft_wrap=True, quiet=not main)
     check_words(options)
     loaded = load_models(options, where)
-    data = open_data(loaded.surrogate, options)
+    data = open_data(loaded, options)
     methods = choose_methods(options, loaded, notes)
     check_against(options, methods)
     if data.class_names == UNLABELLED:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from rich.console import Console
 
-from vitshap.data import ImageData, load_data
+from vitshap.data import ImageData
 from vitshap.data.archives import is_archive, unpacked
 from vitshap.errors import OptionError, did_you_mean
 from vitshap.estimators.truth import Truth
@@ -27,6 +27,7 @@ from vitshap.metrics import list_metrics
 from vitshap.metrics.base import METRICS
 from vitshap.models import MaskedModel
 from vitshap.models.load import ModelSpec, load_with_warnings
+from vitshap.models.stored import is_bundle
 from vitshap.training.values import reference
 
 EXPLAINER = "explainer"
@@ -110,20 +111,21 @@ def load_models(options: Options, device: torch.device) -> Loaded:
     return Loaded(explainer.surrogate, given, explainer, f"bundle {options.bundle}")
 
 
-def open_data(surrogate: MaskedModel, options: Options) -> ImageData:
+def open_data(loaded: Loaded, options: Options) -> ImageData:
     """Open the test images; their classes must be the model's where labels are used.
 
     Without a bundle and where no label is used, all images of one folder without class folders are taken.
     """
+    surrogate, explainer = loaded.surrogate, loaded.explainer
     by_label = options.target == "label" or (options.where or "").startswith("label=")
     how: dict[str, Any] = {"layout": options.layout, "split": options.split, "cache": options.cache}
-    if options.bundle is not None:
-        trained_on = bundle.read(options.bundle).get(bundle.TRAINED_ON)
-        return reference.open_data(surrogate, options.data, **how, trained_on=trained_on).test
+    if explainer is not None:
+        return reference.open_data(surrogate, options.data, **how, trained_on=explainer.trained_on).test
+    if options.model is not None and is_bundle(options.model):  # its surrogate was trained on these images too
+        how["trained_on"] = bundle.read(options.model).get(bundle.TRAINED_ON)
     try:
-        if by_label or surrogate.num_classes == 1:
-            return reference.open_data(surrogate, options.data, **how).test
-        return load_data(options.data, channels=surrogate.adapter.channels, **how).test
+        any_classes = not by_label and surrogate.num_classes > 1
+        return reference.open_data(surrogate, options.data, **how, any_classes=any_classes).test
     except ValueError:
         path = Path(options.data).expanduser()
         asked = by_label or options.layout != "auto" or options.split != "own"

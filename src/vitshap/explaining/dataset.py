@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vitshap.explaining.entries import Explained, printable
+from vitshap.explaining.entries import HALF, Explained, printable
 
 LISTED = 10
 """Images that are listed."""
@@ -265,8 +265,11 @@ def _map_of_record(record: Mapping[str, Any]) -> _Record:
         one["name"]: np.where(players >= 0, np.array(one["values"], dtype=np.float32)[players.clip(min=0)], 0)
         for one in record["explained"]
     }
-    first = record["predicted"][0]
-    return _Record(printable(record["file"]), _side(first["name"], first.get("at_least_half")), first["name"], maps)
+    first, *others = record["predicted"]
+    half = first.get("at_least_half")
+    if half is None and not others and record["unit"] == "probability":  # written before there was this entry
+        half = first["output"] >= HALF
+    return _Record(printable(record["file"]), _side(first["name"], half), first["name"], maps)
 
 
 def _disagreement(first: _Record, second: _Record, number: int) -> Disagreement:

@@ -26,7 +26,8 @@ def check_folder(out: Path) -> None:
 
 
 def check_files(targets: Sequence[tuple[str, str | None]], out: Path, photos: Sequence[Path]) -> None:
-    """Raise if a file (``(option, file)``, None: not asked for) is a photo, a page of the report, or another option's."""
+    """Raise if a file (``(option, file)``, None: not asked for) is a photo, a page of the report, another option's, or in
+    the folder of a bundle."""
     asked = [(option, target) for option, target in targets if target not in (None, STANDARD_OUTPUT)]
     known = {os.path.realpath(photo) for photo in photos} if asked else set()  # a link to itself is no error here
     taken: dict[Path, str] = {}
@@ -37,6 +38,10 @@ def check_files(targets: Sequence[tuple[str, str | None]], out: Path, photos: Se
         if str(place.parent) == os.path.realpath(out) and PAGE_NAME.fullmatch(place.name):
             raise ValueError(
                 f"{option} {target} is where the report goes: give another file, or another folder with --out"
+            )
+        if is_bundle(str(place.parent)):
+            raise ValueError(
+                f"{option} {target} is in the folder of a bundle, which holds nothing else: give another file"
             )
         if place in taken:
             raise ValueError(f"{option} and {taken[place]} both name {target}: give each a file of its own")

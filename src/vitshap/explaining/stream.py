@@ -200,8 +200,16 @@ def explain_prepared(
         warning = source.low_confidence(image.prediction)
         warnings = () if warning is None else (warning,)
         errors = stderr_from(image, source.held_out)
-        entry = Explained(photo.path, photo.picture, photo.size, image, warnings, photo.notes, stderr_from=errors)
-        entry = replace(entry, outputs=source.model.unit)
+        entry = Explained(
+            photo.path,
+            photo.picture,
+            photo.size,
+            image,
+            warnings,
+            photo.notes,
+            stderr_from=errors,
+            outputs=source.model.unit,
+        )
         if curves:
             found = removal_curves(source.model, pixels[i : i + 1], image, entry.main, classes=curves)
             entry = replace(entry, curves=found)

@@ -198,9 +198,9 @@ def entry_lines(entry: Explained | Failed, source: Source, *, k: int) -> Iterato
     else:
         ends = f"{_ends(entry, source)}, rows and columns counted from 1"
         for heading, found in text.important_patches(entry, k, first):
-            yield f"  {heading}{ends}{':' if found else ''}"
+            yield f"  {heading}{ends}:" if found else f"  {heading}"
             yield from _patch_lines(found, unit)
-            ends = ""
+            ends = "" if found else ends
     for line in (text.accuracy(entry, first), text.convergence(entry.explanation)):
         if line is not None:
             yield f"    {line}"

@@ -23,7 +23,7 @@ from torch import Tensor
 from vitshap.explanation import CaptumTarget, Explanation, InputShaped, PredictionBy, Unit
 from vitshap.game import Game
 from vitshap.methods.targets import Target, fixed_target, resolve_target
-from vitshap.models.base import Adapter, apply_link, evaluating
+from vitshap.models.base import Adapter, apply_link, evaluating, within_memory
 from vitshap.models.masked import MaskedModel
 from vitshap.models.precision import Precision
 from vitshap.players import Players, PlayersLike
@@ -209,27 +209,16 @@ class TokenMethod(Method):
         """Sum the token scores into players; the game is not evaluated."""
         adapter = self.model.adapter
         at_once = IMAGES_ON_CPU if pixels.device.type == "cpu" else len(pixels)
-        scores, logits = [], []
-        start = 0
+
+        def scored(rows: Tensor) -> tuple[Tensor, ...]:
+            found = self.score_tokens(pixels[rows], targets[rows])
+            scores, logits = found if isinstance(found, TokenScores) else (found, None)
+            return (scores.detach(),) if logits is None else (scores.detach(), logits.detach().float())
+
         with evaluating(adapter.net), adapter.ready():
-            while start < len(pixels):
-                part = slice(start, start + at_once)
-                try:
-                    found = self.score_tokens(pixels[part], targets[part])
-                except torch.OutOfMemoryError:
-                    if at_once == 1:
-                        raise
-                else:
-                    scored, predicted = found if isinstance(found, TokenScores) else (found, None)
-                    scores.append(scored.detach())
-                    logits += [] if predicted is None else [predicted.detach().float()]
-                    start += at_once
-                    continue
-                # Outside the handler, whose traceback would keep tensors alive.
-                torch.cuda.empty_cache()
-                at_once = (at_once + 1) // 2
-        prediction = apply_link(torch.cat(logits), self.model.output) if logits else None
-        return Attribution(players_of(game).sum_tokens(torch.cat(scores)), prediction=prediction)
+            (scores, *logits), _ = within_memory(scored, torch.arange(len(pixels)), at_once)
+        prediction = apply_link(logits[0], self.model.output) if logits else None
+        return Attribution(players_of(game).sum_tokens(scores), prediction=prediction)
 
 
 def _kind(model: ExplainableModel) -> PredictionBy:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -240,6 +240,28 @@ def gpu_memory_left(device: torch.device) -> int:
         share = torch.cuda.get_per_process_memory_fraction(device.index)
         free = min(free, int(share * total) - reserved)
     return free + reserved - torch.cuda.memory_allocated(device)
+
+
+def within_memory(
+    compute: Callable[[Tensor], tuple[Tensor, ...]], inputs: Tensor, at_once: int
+) -> tuple[tuple[Tensor, ...], int]:
+    """Compute all inputs, ``at_once`` together or fewer after an out-of-memory error; return how many fitted too."""
+    found: list[tuple[Tensor, ...]] = []
+    start = 0
+    while start < len(inputs):
+        part = inputs[start : start + at_once]
+        try:
+            found.append(compute(part))
+        except torch.OutOfMemoryError:
+            if len(part) == 1:
+                raise
+        else:
+            start += len(part)
+            continue
+        # Outside the handler, whose traceback would keep tensors alive.
+        torch.cuda.empty_cache()
+        at_once = max(1, len(part) // 2)
+    return tuple(torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True)), at_once
 
 
 def resolve_device(name: str | torch.device) -> torch.device:

@@ -23,6 +23,7 @@ from vitshap.evaluation.rows import MethodSpec
 from vitshap.explainers import Explainer
 from vitshap.methods import method
 from vitshap.metrics import MetricResult, deletion, insertion
+from vitshap.metrics.intervals import half_widths
 from vitshap.metrics.removal_quality import removal_mechanisms, removal_quality
 from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating
@@ -259,7 +260,7 @@ def measure_removal(context: Context, folder: Path) -> dict[str, Any]:
     for name in models:
         for key, field in (("divergence", "divergence"), ("accuracy", "correct")):
             values = torch.cat([getattr(part, field)[name] for part in parts])  # [B, N]
-            interval = 1.96 * values.std(0) / len(values) ** 0.5
+            interval = half_widths(values, binary=key == "accuracy")
             found[key][name] = {"mean": _digits(values.mean(0)), "interval": _digits(interval)}
     return found
 

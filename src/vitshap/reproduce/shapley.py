@@ -24,6 +24,7 @@ from vitshap.estimators.refine import refine
 from vitshap.experiments.estimates import REFINED, TOKENS, Subject
 from vitshap.files import read_tensors, write_tensors
 from vitshap.game import Game
+from vitshap.metrics.intervals import half_widths
 from vitshap.metrics.statistics import correlate
 from vitshap.models.base import evaluating
 from vitshap.reproduce.context import EXPLAINER_STEPS, SEED, Context
@@ -162,10 +163,8 @@ def by_class(errors: Tensor, targets: Tensor) -> dict[str, dict[str, list[float]
         if not bool(where.any()):
             continue
         per_image = errors.masked_fill(~where, torch.nan).nanmean(2)  # [points, N]
-        count = (~per_image.isnan()).sum(1).clamp(min=1)
-        mean = per_image.nanmean(1)
-        spread = (per_image - mean[:, None]).square().nansum(1) / (count - 1).clamp(min=1)
-        found[name] = {"mean": mean.tolist(), "interval": (1.96 * (spread / count).sqrt()).tolist()}
+        half = half_widths(per_image.T).nan_to_num(0.0)  # one image has no interval
+        found[name] = {"mean": per_image.nanmean(1).tolist(), "interval": half.tolist()}
     return found
 
 

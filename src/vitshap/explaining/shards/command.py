@@ -97,8 +97,6 @@ def _check(options: Options, shards: Sequence[Shard], job: Job) -> None:
         raise ValueError("shards are explained by one method, not by several")
     if options.id_column is not None and any(not shard.path.lower().endswith(PARQUET) for shard in shards):
         raise ValueError("--id-column is for Parquet shards: items of tar files are named by their key")
-    if options.out.exists() and not options.out.is_dir():
-        raise ValueError(f"--out {options.out} is a file; it must be a folder")
     for shard in shards:
         if job.output(shard) == Path(shard.path).resolve():
             raise ValueError(f"{shard.path} would be replaced by its explanations: choose another folder with --out")

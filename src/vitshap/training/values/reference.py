@@ -41,6 +41,7 @@ def open_data(
     split: Literal["own", "authors"] = "own",
     cache: Path | None = None,
     trained_on: Mapping[str, Any] | None = None,
+    any_classes: bool = False,
 ) -> Splits:
     """Load the data an explainer is measured on, split as in its training; its classes must be the surrogate's.
 
@@ -51,10 +52,11 @@ def open_data(
         layout: "auto": as in the training, if that is known; otherwise recognised.
         split: "own": as in the training, if that is known; otherwise the data set's own.
         trained_on: the entry of this name in a bundle's configuration, which says how its images were divided.
+        any_classes: the classes need not be the surrogate's, and stay as they are.
     """
     how: dict[str, Any] = {"layout": layout, "split": split, "cache": cache, "channels": surrogate.adapter.channels}
     splits = load_data(source, **how) if trained_on is None else SplitRecord.from_json(trained_on).load(source, **how)
-    return _numbered(surrogate, splits)
+    return splits if any_classes else _numbered(surrogate, splits)
 
 
 def _numbered(surrogate: MaskedModel, splits: Splits) -> Splits:
