@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 from dataclasses import replace
@@ -85,6 +86,24 @@ def test_names_are_escaped(evaluation: Evaluation) -> None:
     assert r"A \& B: <methods> of 100 \%" in to_latex(table, TITLE)
     assert r"loo\_1" in to_latex(table, TITLE)
     assert to_latex(table, TITLE).count(r"\begin{tabular}{lrrrr}") == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "unit", "words"),
+    [
+        (["abnormal"], "probability", "the probability of abnormal"),
+        (None, "probability", "the model's one probability"),
+        (None, "output", "the model's one output"),
+    ],
+)
+def test_a_model_with_one_output_has_no_predicted_class(
+    evaluation: Evaluation, names: list[str] | None, unit: str, words: str
+) -> None:
+    """Its one output is explained for images that are predicted to be normal, too."""
+    assert "explained: each image&#x27;s predicted class." in to_html(evaluation, evaluation.table(), TITLE)
+    about = {**evaluation.about, "num_classes": 1, "class_names": names, "unit": unit, "where": "predicted=0"}
+    page = to_html(replace(evaluation, about=about), evaluation.table(), TITLE)
+    assert f"8 images with predicted=0; explained: {html.escape(words)}." in page
 
 
 def test_marks_are_shown(evaluation: Evaluation) -> None:
