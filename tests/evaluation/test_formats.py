@@ -199,12 +199,16 @@ def test_curves_by_size_count_and_evaluations_are_recognised(evaluation: Evaluat
     }
     more["ours", "error"] = kept
     infos = tuple(evaluation.metrics[0]._replace(name=name) for name in ("sensitivity-n", "roar", "error"))
-    found = {one.name: one.panel for one in curves(replace(evaluation, scores=more, metrics=infos))}
+    made = replace(evaluation, scores=more, metrics=infos)
+    found = {one.name: one.panel for one in curves(made)}
     assert found["sensitivity-n"].bands["ours"].mean == pytest.approx(by_size.mean(0).numpy())
     assert found["roar, inserted"].bands["ours"].x.tolist() == [1, 3]
     assert found["roar, deleted"].bands["ours"].mean.tolist() == [0, 0]
     low, high = wilson(torch.ones(1), 8)
     assert found["roar, inserted"].bands["ours"].half == pytest.approx([float(high - low) / 2] * 2)
+    assert found["roar, inserted"].y_label == "accuracy for the explained class"  # which was predicted
+    labelled = curves(replace(made, about={**made.about, "target": "label"}))
+    assert {one.panel.y_label for one in labelled if one.name.startswith("roar")} == {"accuracy"}
     assert found["error"].log == (True, True)
     assert list(found["error"].bands) == ["ours"]
 
