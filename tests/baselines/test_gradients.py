@@ -1,5 +1,6 @@
 """Gradient methods against captum and by what they must satisfy; RISE and leave-one-out against plain loops."""
 
+import copy
 from typing import Any
 
 import captum.attr
@@ -89,6 +90,23 @@ def test_noisy_gradients_are_the_mean_and_variance_of_captums(level: str, model:
         for name, expected in (("smoothgrad", slopes.mean(0)), ("vargrad", slopes.var(0, correction=0))):
             found = token_scores(f"{name}-{level}", model, pixels, TARGETS, num_samples=4, seed=3)[..., column]
             torch.testing.assert_close(found, per_patch(expected, model.grid))
+
+
+@pytest.mark.parametrize("name", ["vanilla-pixel", "integrated-gradients-embedding"])
+def test_half_precision_has_the_gradients_of_a_certain_prediction(name: str, pixels: Tensor) -> None:
+    """In float16 the probability is 1 and its gradient 0; the scores are summed in float32, too."""
+    net = nets.build(FAMILY).half()
+    with torch.no_grad():
+        logits = net(pixels.half()).float()
+        best = logits.argmax(1)
+        net.head.bias[best[0]] += 12 - (logits[0, best[0]] - logits[0].topk(2).values[1]).half()
+    whole = vitshap.wrap(copy.deepcopy(net).float())
+    assert 1e-6 < 1 - float(whole(pixels[:1].float()).detach()[0, best[0]]) < 1e-4
+    target = int(best[0])
+    half = vitshap.method(name, vitshap.wrap(net))(pixels[:1].half(), target=target).values
+    exact = vitshap.method(name, whole)(pixels[:1].half().float(), target=target).values
+    assert float(exact.abs().max()) > 0
+    torch.testing.assert_close(half, exact, rtol=0, atol=0.05 * float(exact.abs().max()))
 
 
 def test_integrated_gradients_agree_between_levels_and_the_gap_shrinks(model: Any, pixels: Tensor) -> None:

@@ -241,6 +241,21 @@ def test_undefined_values_are_counted_and_left_out(surrogate: MaskedModel, count
     assert any(f"undefined for {threes} of {COUNT} images" in note for note in found.table().notes)
 
 
+def test_what_no_image_has_is_said(surrogate: MaskedModel) -> None:
+    """Equal values have no correlations; accuracies are of an image's own class only."""
+    methods = {"flat": Constant(surrogate), "loo": "leave-one-out", "rollout": "attention-rollout"}
+    metrics = ["saco", "roar"]
+    table = evaluate(surrogate, some_digits(4), methods=methods, metrics=metrics, classes="all").table()
+    assert [(one.metric, one.classes) for one in table.headings] == [
+        ("saco", "target"), ("roar", "target"), ("saco", "others")
+    ]  # fmt: skip
+    assert "saco, flat: undefined for 4 of 4 images, which are left out." in table.notes
+    assert "A dash for other classes, rollout: the same values for every class." in table.notes
+    flat = evaluate(surrogate, some_digits(4), methods={"flat": Constant(surrogate)}, metrics=["saco"]).table()
+    assert flat.rows[0][1] == (None,)
+    assert "saco: undefined for all images, whatever the method." in flat.notes
+
+
 class Constant:
     """A method that finds every patch equally important."""
 
@@ -250,9 +265,8 @@ class Constant:
         self.model = model
 
     def __call__(self, images: Tensor, /, target: Any = None) -> Explanation:
-        return replace(
-            vitshap.method("random", self.model)(images, target=target), values=torch.ones(len(images), 16, 1)
-        )
+        found = vitshap.method("random", self.model)(images, target=target)
+        return replace(found, values=torch.ones_like(found.values))
 
 
 def test_constant_attributions_are_reported(surrogate: MaskedModel, tmp_path: Path) -> None:

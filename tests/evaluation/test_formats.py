@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 from dataclasses import replace
@@ -85,6 +86,24 @@ def test_names_are_escaped(evaluation: Evaluation) -> None:
     assert r"A \& B: <methods> of 100 \%" in to_latex(table, TITLE)
     assert r"loo\_1" in to_latex(table, TITLE)
     assert to_latex(table, TITLE).count(r"\begin{tabular}{lrrrr}") == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "unit", "words"),
+    [
+        (["abnormal"], "probability", "the probability of abnormal"),
+        (None, "probability", "the model's one probability"),
+        (None, "output", "the model's one output"),
+    ],
+)
+def test_a_model_with_one_output_has_no_predicted_class(
+    evaluation: Evaluation, names: list[str] | None, unit: str, words: str
+) -> None:
+    """Its one output is explained for images that are predicted to be normal, too."""
+    assert "explained: each image&#x27;s predicted class." in to_html(evaluation, evaluation.table(), TITLE)
+    about = {**evaluation.about, "num_classes": 1, "class_names": names, "unit": unit, "where": "predicted=0"}
+    page = to_html(replace(evaluation, about=about), evaluation.table(), TITLE)
+    assert f"8 images with predicted=0; explained: {html.escape(words)}." in page
 
 
 def test_marks_are_shown(evaluation: Evaluation) -> None:
@@ -180,12 +199,16 @@ def test_curves_by_size_count_and_evaluations_are_recognised(evaluation: Evaluat
     }
     more["ours", "error"] = kept
     infos = tuple(evaluation.metrics[0]._replace(name=name) for name in ("sensitivity-n", "roar", "error"))
-    found = {one.name: one.panel for one in curves(replace(evaluation, scores=more, metrics=infos))}
+    made = replace(evaluation, scores=more, metrics=infos)
+    found = {one.name: one.panel for one in curves(made)}
     assert found["sensitivity-n"].bands["ours"].mean == pytest.approx(by_size.mean(0).numpy())
     assert found["roar, inserted"].bands["ours"].x.tolist() == [1, 3]
     assert found["roar, deleted"].bands["ours"].mean.tolist() == [0, 0]
     low, high = wilson(torch.ones(1), 8)
     assert found["roar, inserted"].bands["ours"].half == pytest.approx([float(high - low) / 2] * 2)
+    assert found["roar, inserted"].y_label == "accuracy for the explained class"  # which was predicted
+    labelled = curves(replace(made, about={**made.about, "target": "label"}))
+    assert {one.panel.y_label for one in labelled if one.name.startswith("roar")} == {"accuracy"}
     assert found["error"].log == (True, True)
     assert list(found["error"].bands) == ["ours"]
 

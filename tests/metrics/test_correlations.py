@@ -193,6 +193,33 @@ def test_absent_players_do_not_count():
     assert float(single_patch(model, images, explanation).values[1, 0]) == pytest.approx(expected)
 
 
+def test_subsets_of_n_players_are_of_those_that_an_image_has():
+    """Equal values have no correlation: all sums over n players are equal, if absent ones are not among the n."""
+    labels = torch.arange(6).view(1, 2, 3).repeat(3, 1, 1)
+    labels[1] = torch.tensor([[0, 0, 1], [2, -1, 2]])
+    model = small_net(grid=(2, 3), num_classes=2)
+    images = random_images(model, 3)
+    explanation = method("leave-one-out", model, players=labels)(images)
+    equal = replace(explanation, values=explanation.player_mask[..., None].repeat(1, 1, 2).float())
+    assert bool(sensitivity_n(model, images, equal, subsets=20).by_size.isnan().all())
+    for definition in ("paper", "authors"):
+        found = sensitivity_n(model, images, explanation, subsets=20, definition=definition).by_size
+        responses = coalition_responses(
+            model, images, "sensitivity-n", players=labels, subsets=20, definition=definition
+        )
+        shared = sensitivity_n(model, images, explanation, definition=definition, responses=responses)
+        torch.testing.assert_close(shared.by_size, found, equal_nan=True)
+        whole = method("leave-one-out", model)(images[::2])  # images with all players do not depend on the others
+        alone = sensitivity_n(model, images[::2], whole, subsets=20, definition=definition).by_size
+        torch.testing.assert_close(found[::2], alone)
+        own = responses.coalitions[1][:, :3]
+        for block, n in enumerate(shared.sizes.tolist()):
+            withheld = n if definition == "paper" else 6 - n
+            kept = own[20 * (len(shared.sizes) - 1 - block if definition == "paper" else block) :][:20]
+            assert bool((kept.sum(1) == max(3 - withheld, 0)).all())
+            assert bool(found[1, :, block].isnan().all()) == (withheld >= 3)
+
+
 def test_sizes_are_shares_of_the_players():
     assert sensitivity_sizes(196) == tuple(range(14, 183, 14))
     assert sensitivity_sizes(2) == (1,)

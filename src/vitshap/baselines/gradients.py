@@ -38,10 +38,30 @@ class GradientMethod(TokenMethod):
 
     def class_gradients(self, found: Trace, targets: Tensor) -> Iterator[Tensor]:
         """Yield gradients ``[t, B, *leaf]`` of the outputs of a recorded forward pass, for a few classes at a time."""
+        if found.logits.dtype in (torch.float16, torch.bfloat16):
+            yield from self._scaled_gradients(found, targets)
+            return
         with torch.inference_mode(False), torch.enable_grad():
             output = apply_link(found.logits, self.model.output)
         for (grads,) in gradients(output, [found.leaf], one_hot_seeds(targets, output)):
             yield grads
+
+    def _scaled_gradients(self, found: Trace, targets: Tensor) -> Iterator[Tensor]:
+        """Yield the same in float32 for a network in half precision, in which gradients of a certain probability are zero.
+
+        Each class's slope by the logits is computed in float32 and divided by its largest entry for the backward pass.
+        """
+        with torch.inference_mode(False), torch.enable_grad():
+            logits = found.logits.detach().float().requires_grad_()
+            output = apply_link(logits, self.model.output)
+        slopes = torch.cat([one for (one,) in gradients(output, [logits], one_hot_seeds(targets, output))])  # [T, B, K]
+        scale = slopes.abs().amax(2)  # [T, B]
+        seeds = slopes / scale.clamp(min=torch.finfo(scale.dtype).tiny)[..., None]
+        start = 0
+        for (grads,) in gradients(found.logits, [found.leaf], seeds.to(found.logits.dtype)):
+            part = scale[start : start + len(grads)]
+            yield grads.float() * part.view(*part.shape, *[1] * (grads.ndim - 2))
+            start += len(grads)
 
     def leaf(self, pixels: Tensor) -> Tensor:
         """The pixels, or their patch embedding."""

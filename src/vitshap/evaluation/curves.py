@@ -29,6 +29,7 @@ def curves(evaluation: Evaluation) -> list[Curves]:
     """Return the curves of every metric that has some: insertion, deletion, sensitivity by n, ROAR, error."""
     found = []
     output = "probability" if evaluation.about.get("unit") == "probability" else "output"
+    accuracy = "accuracy" if evaluation.about.get("target") == "label" else "accuracy for the explained class"
     for metric in evaluation.metrics:
         name = metric.name.partition(":")[0]
         better = f"({'higher' if metric.higher_is_better else 'lower'} is better)"
@@ -43,7 +44,7 @@ def curves(evaluation: Evaluation) -> list[Curves]:
         ]
         for field in _counted(evaluation, metric.name):
             bands = _bands(evaluation, metric.name, partial(_by_count, field=field))
-            charts.append((f"{metric.name}, {field}", (f"patches {field}", "accuracy"), bands))
+            charts.append((f"{metric.name}, {field}", (f"patches {field}", accuracy), bands))
         if name == "error":
             labels = ("evaluations per image", "correlation" if metric.higher_is_better else "distance")
             charts.append((f"{metric.name} {better}", labels, _by_evaluations(evaluation, metric.name)))

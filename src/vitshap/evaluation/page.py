@@ -57,10 +57,20 @@ def to_html(evaluation: Evaluation, table: Summary, title: str, *, facts: Sequen
 
 
 def _lead(evaluation: Evaluation, table: Summary) -> str:
-    explained = {"predicted": "each image's predicted class", "label": "each image's labelled class"}
-    target = explained.get(str(evaluation.about["target"]), f"the class {evaluation.about['target']}")
     where = f" with {evaluation.about['where']}" if evaluation.about.get("where") else ""
-    return f"{table.images:,} image{'' if table.images == 1 else 's'}{where}; explained: {target}."
+    return f"{table.images:,} image{'' if table.images == 1 else 's'}{where}; explained: {_explained(evaluation)}."
+
+
+def _explained(evaluation: Evaluation) -> str:
+    """Return in words which output is explained: a model with one has it for every image, whatever it predicts."""
+    about, target = evaluation.about, str(evaluation.about["target"])
+    probability = about.get("unit") == "probability"
+    if about.get("num_classes") == 1:
+        names = about.get("class_names")
+        kind = "probability" if probability else "output"
+        return f"the {kind} of {names[0]}" if names else f"the model's one {kind}"
+    predicted = "each image's predicted class" if probability else "each image's largest output"
+    return {"predicted": predicted, "label": "each image's labelled class"}.get(target, f"the class {target}")
 
 
 def _warnings(evaluation: Evaluation) -> list[str]:

@@ -7,7 +7,7 @@ two rows are taken image by image, where both are defined.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -284,7 +284,9 @@ class Evaluation:
         )
 
     def _has_others(self, metric: str) -> bool:
-        return any("others" in self.scores.get((row.name, metric), {}) for row in self.rows)
+        """Whether a row has a value for other classes: some metrics measure an image's own class only."""
+        found = (self.values(row.name, metric, "others") for row in self.rows)
+        return any(values is not None and not bool(values.isnan().all()) for values in found)
 
     def _known(self, row: str, metric: str | None = None) -> None:
         rows, metrics = [one.name for one in self.rows], [one.name for one in self.metrics]
@@ -304,26 +306,30 @@ class Evaluation:
             )
         elif on["surrogate"] and self.about.get("classifier") is None:
             notes.append("No classifier was given: methods other than the explainer explain the surrogate.")
-        for number, heading in enumerate(headings):
-            for row, cells in rows:
-                cell = cells[number]
-                if cell is not None and cell.undefined:
-                    total = cell.images + cell.undefined
-                    place = _place(heading)
-                    notes.append(
-                        f"{place}, {row.name}: undefined for {cell.undefined:,} of {total:,} images, which are left out."
-                    )
+        for heading in headings:
+            notes += self._undefined_notes(heading)
         for row, cells in rows:
             constant = max((cell.constant for cell in cells if cell is not None), default=0)
             if constant:
                 notes.append(
                     f"{row.name}: the same value for every patch of {constant:,} images; their order is random."
                 )
-        if any(not row.class_specific and row.competes for row in self.rows) and any(
-            h.classes == "others" for h in headings
-        ):
-            notes.append("A dash for other classes: the method gives the same values for every class.")
+        same = [row.name for row in self.rows if not row.class_specific and row.competes]
+        if same and any(heading.classes == "others" for heading in headings):
+            notes.append(f"A dash for other classes, {', '.join(same)}: the same values for every class.")
         return notes
+
+    def _undefined_notes(self, heading: Heading) -> Iterator[str]:
+        """Yield how many images have no value in a column, by row; one sentence where no row has any."""
+        results = {row.name: self.result(row.name, heading.metric, heading.classes) for row in self.rows}
+        known = {name: one for name, one in results.items() if one is not None and len(one.values)}
+        if known and all(one.undefined == len(one.values) for one in known.values()):
+            yield f"{_place(heading)}: undefined for all images, whatever the method."
+            return
+        for name, one in known.items():
+            if one.undefined:
+                left_out = f"undefined for {one.undefined:,} of {len(one.values):,} images, which are left out."
+                yield f"{_place(heading)}, {name}: {left_out}"
 
 
 def _place(heading: Heading) -> str:

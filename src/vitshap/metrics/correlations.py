@@ -45,7 +45,7 @@ class CoalitionResponses:
 
     metric: ResponseMetric
     coalitions: Coalitions
-    """The kept players, bool ``[S, d]``, the same for all images, or ``[B, S, d]``."""
+    """The kept players, bool ``[S, d]``, the same for all images, or ``[B, S, d]``, where players differ in number."""
     outputs: Tensor
     """float32 ``[B, S, K]``, or ``[B, S, T]`` of ``classes``."""
     full: Tensor
@@ -121,7 +121,10 @@ def coalition_responses(
     images x coalitions x classes numbers. With the default sizes, both definitions of sensitivity-n share responses.
     """
     game = surrogate.game(surrogate.prepare(images).pixels, players=players)
-    coalitions = _coalitions(metric_name, game.num_players, seed, subsets, sizes, definition).to(game.device)
+    coalitions = _coalitions(metric_name, game.num_players, seed, subsets, sizes, definition)
+    if metric_name == "sensitivity-n":
+        coalitions = _of_present(coalitions, game.player_mask, seed)
+    coalitions = coalitions.to(game.device)
     kept = None if classes is None else classes.to(game.device)
     full = game.grand if kept is None else game.grand.gather(1, kept)
     outputs = torch.cat([part.float() for part in game.stream(coalitions, kept)], 1)
@@ -143,13 +146,14 @@ def sensitivity_n(
     """Correlate subset sums of the values with the output over subsets of n players, for several n; higher is better.
 
     ``sizes``: the n (default: ``sensitivity_sizes``). ``subsets``: random subsets of each size, the same for all images and
-    methods. ``responses`` from ``coalition_responses`` replace the evaluations and these options.
+    methods. ``responses`` from ``coalition_responses`` replace the evaluations and these options. An image with fewer
+    players than others has n of its own withheld (or all but n of the largest image's kept), where it has more than n.
     """
     _require(definition)
     d = explanation.values.shape[1]
     name: ResponseMetric = "sensitivity-n"
     if responses is None:
-        coalitions = _coalitions(name, d, seed, subsets, sizes, definition)
+        coalitions = _of_present(_coalitions(name, d, seed, subsets, sizes, definition), explanation.player_mask, seed)
     else:
         coalitions = _checked(responses, name, surrogate, images, explanation).coalitions
     kept = coalitions.sum(-1).view(-1, coalitions.shape[-2])[0].tolist()  # sizes of the coalitions, in blocks
@@ -280,7 +284,7 @@ def _block(
 ) -> Tensor:
     """Correlate sums and outputs of one block of coalitions for some images: ``[B, T]``."""
     if game is not None:
-        some = coalitions[block].to(game.device)
+        some = (coalitions if coalitions.ndim == 2 else coalitions[rows])[..., block, :].to(game.device)
         outputs = torch.cat(list(game.stream(some, part.classes.to(game.device))), 1).transpose(1, 2)  # [B, T, S]
     else:
         assert responses is not None
@@ -319,6 +323,23 @@ def _coalitions(
         raise ValueError(f"sizes of subsets of {d} players are 1 to {d - 1}, got {list(given)}")
     kept = sorted(d - n if definition == "paper" else n for n in given)
     return torch.cat([fixed_size(d, n).sample(subsets, generator=generator) for n in kept])
+
+
+def _of_present(coalitions: Coalitions, present: Tensor | None, seed: int) -> Coalitions:
+    """Return coalitions ``[B, S, d]`` that withhold as many of an image's own players as ``coalitions`` ``[S, d]`` of all.
+
+    Absent players would count among those withheld, and sums of values would go with the number of those left. Images
+    that have all players, and all images if ``present`` (bool ``[B, d]``) is None, keep the coalitions as they are.
+    """
+    if present is None or bool(present.all()):
+        return coalitions
+    withheld = (~coalitions).sum(1, keepdim=True)  # [S, 1]
+    order = torch.rand(coalitions.shape, generator=torch.Generator().manual_seed(seed))  # of the players, for any image
+    made = [
+        coalitions if bool(there.all()) else (order + ~there).argsort(1).argsort(1) >= withheld
+        for there in present.cpu()
+    ]
+    return torch.stack(made)
 
 
 def _checked(
