@@ -271,6 +271,39 @@ def test_the_published_estimator_draws_from_the_shapley_kernel() -> None:
     torch.testing.assert_close(shares, expected / expected.sum(), rtol=0, atol=0.01)
 
 
+@pytest.mark.parametrize(("players", "budget"), [(5, 6), (9, 7), (12, 8), (12, 4)])
+def test_the_fewest_evaluations_do_not_claim_to_be_exact(players: int, budget: int) -> None:
+    game = from_table(softmax_table(players))
+    truth, inside = exact(game).values, []
+    for seed in range(40):
+        estimate = kernelshap(game, budget=budget, seed=seed, paired=budget > 4)
+        assert not bool(estimate.converged.any())
+        low, high = estimate.interval()
+        inside.append(((low <= truth) & (truth <= high)).double().mean())
+    assert float(torch.stack(inside).mean()) > 0.5
+
+
+def test_a_published_regression_that_fits_all_its_values_has_no_standard_errors() -> None:
+    game = random_unanimity(5, num_outputs=2)
+    known = []
+    for seed in range(40):
+        asked: set[tuple[bool, ...]] = set()
+
+        def value(s: torch.Tensor, asked: set[tuple[bool, ...]] = asked) -> torch.Tensor:
+            asked.update(tuple(one.tolist()) for one in s[0])
+            return game(s)
+
+        try:
+            estimate = kernelshap_original(Game(value, num_players=5, num_outputs=2), budget=12, seed=seed)
+        except ValueError:  # too few different coalitions
+            continue
+        pairs = len(asked) // 2 - 1  # different ones; the empty and the full coalition are no pair of the sample
+        assert (estimate.stderr is None) == (pairs == 4)
+        assert not bool(estimate.converged.any())
+        known.append(estimate.stderr is not None)
+    assert 0 < sum(known) < len(known)
+
+
 @pytest.mark.parametrize(
     ("game", "budget"),
     [(from_table(softmax_table(16)), 40), (random_unanimity(12, terms=60, seed=3, num_outputs=4), 30)],

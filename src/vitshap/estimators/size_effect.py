@@ -115,7 +115,9 @@ def standard_errors(variance: Tensor, pairs: float) -> Tensor:
 def regress(sample: Sample, moments: Moments) -> Fit:
     """Return the fit with the least remaining variance for each output."""
     n = len(sample.groups)
-    curves = size_curves(sample.design, min(max(n // UNITS_PER_KNOT, 2), len(sample.counts)))
+    # As many curves as units would fit all values, without a residual to tell their errors.
+    most = min(len(sample.counts), max(n - 1, 1))
+    curves = size_curves(sample.design, min(max(n // UNITS_PER_KNOT, 2), most))
 
     def fitted(controls: Controls | None) -> Fit:
         ample = moments == "sampled" or (controls is not None and n > AMPLE * controls.num_columns)
