@@ -102,6 +102,15 @@ def test_mean_over_seeds_is_exact(options: dict[str, Any]) -> None:
     assert z.square().mean() < 2
 
 
+@pytest.mark.parametrize(("players", "budget"), [(4, 6), (5, 8)])
+def test_mean_over_seeds_is_exact_from_the_fewest_evaluations(players: int, budget: int) -> None:
+    game = from_table(softmax_table(players))
+    runs = [kernelshap(game, budget=budget, moments="exact", seed=seed).values[0] for seed in range(400)]
+    values = torch.stack(runs)
+    error = (values.mean(0) - exact(game).values[0]).abs()
+    assert float((error / (values.std(0) / len(runs) ** 0.5)).max()) < 4.5
+
+
 def test_size_effect_is_worth_a_factor_of_twenty_in_variance() -> None:
     game = size_effect(196)
     plain = kernelshap(game, budget=6000, size_effect=False).values - game.shapley_values
