@@ -183,6 +183,18 @@ def test_augmented_training_runs(classifier: MaskedModel, digits: Splits, tmp_pa
     fit_surrogate(classifier, digits.train, digits.val, tmp_path, config)
 
 
+@pytest.mark.filterwarnings("error:.*players:UserWarning")
+def test_a_surrogate_of_few_players_on_many_patches_warns_of_nothing() -> None:
+    net = ViTConfig(
+        image_size=42, patch_size=2, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, num_labels=3
+    )
+    model = wrap(ViTForImageClassification(net), players=3)
+    loop = LoopConfig(epochs=1, batch_size=4, learning_rate=1e-3)
+    images = torch.rand(4, 3, 42, 42, generator=torch.Generator().manual_seed(0))
+    surrogate = fit_surrogate(model, images, images, config=SurrogateTraining(loop, None))
+    assert surrogate.num_players == 49
+
+
 def test_a_data_set_that_can_only_be_walked_through(classifier: MaskedModel, digits: Splits) -> None:
     config = SurrogateTraining(_loop(1, 1e-3), None)
     walked = fit_surrogate(classifier, (item for item in digits.train), (item for item in digits.val), config=config)
