@@ -171,6 +171,12 @@ def test_profiles_that_nothing_would_train_are_refused() -> None:
         ExplainerTraining(network=profiles, values=ValuesConfig(loss="labels"))
 
 
+def test_one_validation_image_does_not_tell_the_unit_of_a_regression(classifier: MaskedModel, digits: Splits) -> None:
+    surrogate = wrap(classifier.net, output="identity")
+    with pytest.raises(ValueError, match="validation images: give two or more"):
+        fit_explainer(surrogate, digits.train, digits.val.subset([0]), config=_paper(1, 1e-3))
+
+
 def test_a_classifier_refuses_pasted_images(classifier: MaskedModel, digits: Splits) -> None:
     config = ClassifierTraining(_loop(1, 1e-3), Augmentation(paste=0.5))
     with pytest.raises(ValueError, match="pasted"):
