@@ -121,6 +121,36 @@ def test_reference_values_belong_to_the_weights(model, exact_values, tmp_path) -
         truth.load(tmp_path, surrogate=other.fingerprint())
 
 
+def test_reference_values_belong_to_the_images(model, tmp_path) -> None:
+    images = nets.images(NAME)
+    made = truth.of_images(tmp_path, model, images, budget=600)
+    assert torch.equal(truth.of_images(tmp_path, model, images, budget=600).values, made.values)
+    for other, shown in (
+        (model, images.flip(0)),
+        (wrap(model.net, players=2), images),
+        (model.with_removal("pixels"), images),
+        (wrap(model.net, output="identity"), images),
+    ):
+        with pytest.raises(ValueError, match="reference values of other images, or of other players"):
+            truth.of_images(tmp_path, other, shown, budget=600)
+    with pytest.raises(ValueError, match="num_inputs 2 there, 1 requested"):
+        truth.of_images(tmp_path, model, images[:1], budget=600)
+    with pytest.raises(ValueError, match="holds other reference values"):
+        truth.of_images(tmp_path, wrap(nets.build(NAME, seed=1)), images, budget=600)
+
+
+def test_unfinished_reference_values_belong_to_the_images_too(model, tmp_path) -> None:
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    images = nets.images(NAME)
+    with pytest.raises(KeyboardInterrupt):
+        truth.of_images(tmp_path, model, images, budget=600, batch=1, progress=stop)
+    with pytest.raises(ValueError, match="reference values of other images"):
+        truth.of_images(tmp_path, model, images.flip(0), budget=600, batch=1)
+    assert len(truth.of_images(tmp_path, model, images, budget=600, batch=1).values) == 2
+
+
 def test_reference_values_in_half_precision_belong_to_the_same_surrogate(tmp_path) -> None:
     model, images = wrap(nets.build(NAME)), nets.images(NAME)
     half = truth.of_images(tmp_path / "a", model, images, budget=600, precision="float16")

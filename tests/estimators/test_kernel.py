@@ -102,6 +102,15 @@ def test_mean_over_seeds_is_exact(options: dict[str, Any]) -> None:
     assert z.square().mean() < 2
 
 
+@pytest.mark.parametrize(("players", "budget"), [(4, 6), (5, 8)])
+def test_mean_over_seeds_is_exact_from_the_fewest_evaluations(players: int, budget: int) -> None:
+    game = from_table(softmax_table(players))
+    runs = [kernelshap(game, budget=budget, moments="exact", seed=seed).values[0] for seed in range(400)]
+    values = torch.stack(runs)
+    error = (values.mean(0) - exact(game).values[0]).abs()
+    assert float((error / (values.std(0) / len(runs) ** 0.5)).max()) < 4.5
+
+
 def test_size_effect_is_worth_a_factor_of_twenty_in_variance() -> None:
     game = size_effect(196)
     plain = kernelshap(game, budget=6000, size_effect=False).values - game.shapley_values
@@ -269,6 +278,39 @@ def test_the_published_estimator_draws_from_the_shapley_kernel() -> None:
     shares = torch.bincount(sizes, minlength=7)[1:6] / 40_000
     expected = torch.tensor([1 / (k * (6 - k)) for k in range(1, 6)])
     torch.testing.assert_close(shares, expected / expected.sum(), rtol=0, atol=0.01)
+
+
+@pytest.mark.parametrize(("players", "budget"), [(5, 6), (9, 7), (12, 8), (12, 4)])
+def test_the_fewest_evaluations_do_not_claim_to_be_exact(players: int, budget: int) -> None:
+    game = from_table(softmax_table(players))
+    truth, inside = exact(game).values, []
+    for seed in range(40):
+        estimate = kernelshap(game, budget=budget, seed=seed, paired=budget > 4)
+        assert not bool(estimate.converged.any())
+        low, high = estimate.interval()
+        inside.append(((low <= truth) & (truth <= high)).double().mean())
+    assert float(torch.stack(inside).mean()) > 0.5
+
+
+def test_a_published_regression_that_fits_all_its_values_has_no_standard_errors() -> None:
+    game = random_unanimity(5, num_outputs=2)
+    known = []
+    for seed in range(40):
+        asked: set[tuple[bool, ...]] = set()
+
+        def value(s: torch.Tensor, asked: set[tuple[bool, ...]] = asked) -> torch.Tensor:
+            asked.update(tuple(one.tolist()) for one in s[0])
+            return game(s)
+
+        try:
+            estimate = kernelshap_original(Game(value, num_players=5, num_outputs=2), budget=12, seed=seed)
+        except ValueError:  # too few different coalitions
+            continue
+        pairs = len(asked) // 2 - 1  # different ones; the empty and the full coalition are no pair of the sample
+        assert (estimate.stderr is None) == (pairs == 4)
+        assert not bool(estimate.converged.any())
+        known.append(estimate.stderr is not None)
+    assert 0 < sum(known) < len(known)
 
 
 @pytest.mark.parametrize(

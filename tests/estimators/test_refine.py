@@ -28,7 +28,7 @@ def test_the_posterior_is_that_of_linear_algebra() -> None:
     d, white, amplitude, noise = 7, 0.3, 0.4, 0.05
     tokens = torch.randn(1, d, 3, generator=RANDOM, dtype=torch.float64)
     similarity = torch.exp(-(torch.cdist(tokens, tokens) ** 2))
-    residual = torch.randn(1, d, 2, generator=RANDOM, dtype=torch.float64)
+    residual = 0.5 * torch.randn(1, d, 2, generator=RANDOM, dtype=torch.float64)
     residual = residual - residual.mean(1, keepdim=True)
     present = torch.ones(1, d, dtype=torch.bool)
     centring = torch.eye(d, dtype=torch.float64) - 1 / d
@@ -179,6 +179,34 @@ def test_a_wrong_size_of_the_prior_error_is_corrected_by_the_evaluations() -> No
     assert relative_error(refined.values, truth) < 1.3 * relative_error(sampled.values, truth)
 
 
+@pytest.mark.parametrize("variance", [0.0, 1e-12])
+def test_a_prior_that_is_certain_and_wrong_is_corrected_by_the_evaluations(variance: float) -> None:
+    game = digit_like(9, 4)
+    truth = exact(game).values
+    mean = equal_shares(game).mean
+    certain = Prior(mean, None, torch.full((1, 4), variance, dtype=torch.float64), stderr=torch.zeros_like(mean))
+    errors = [relative_error(refine(game, certain, budget=budget).values, truth) for budget in (2, 200, 512)]
+    assert errors[0] > 0.5
+    assert errors[1] < 1.1 * relative_error(kernelshap(game, budget=200).values, truth)
+    assert errors[2] < 1e-6
+    right = refine(game, replace(certain, mean=truth), budget=200)
+    assert relative_error(right.values, truth) < 0.1 * errors[1]
+
+
+def test_equal_values_of_an_explainer_are_not_taken_for_certain(model: Any) -> None:
+    pixels = random_images(model, 3)
+    truth = method("exact", model)(pixels)
+    equal = (truth.full_values - truth.base_values)[:, None] / 9
+    prior = replace(truth, values=equal.expand_as(truth.values).clone())
+    refined = method("refine", model, prior=prior, budget=60)(pixels)
+    error = (refined.values - truth.values).abs()
+    assert refined.stderr is not None
+    assert float((error <= 1.96 * refined.stderr).double().mean()) > 0.85
+    assert float(error.square().mean()) < 0.1 * float((truth.values - prior.values).square().mean())
+    every = method("refine", model, prior=prior, budget=512)(pixels)
+    torch.testing.assert_close(every.values, truth.values, atol=1e-6, rtol=0)
+
+
 def test_absent_players_have_no_value() -> None:
     game = digit_like(10, 2)
     game.player_mask = torch.tensor([[True] * 8 + [False] * 2])
@@ -252,7 +280,8 @@ def test_errors_of_an_uncalibrated_explainer_may_grow_with_attention_or_not(mode
     covariances = [tokens.similarity, token_prior(game, tokens).similarity]
     torch.testing.assert_close(prior.similarity, torch.cat(covariances, 1))
     torch.testing.assert_close(prior.mean, explanation.values.double())
-    torch.testing.assert_close(prior.variance, 0.2 * explanation.values.double().var(1))
+    known = explanation.values.double()
+    torch.testing.assert_close(prior.variance, 0.2 * torch.maximum(known.var(1), known.mean(1).square()))
 
 
 def test_too_few_evaluations_return_the_prior_and_say_so(model: Any) -> None:

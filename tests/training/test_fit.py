@@ -171,6 +171,12 @@ def test_profiles_that_nothing_would_train_are_refused() -> None:
         ExplainerTraining(network=profiles, values=ValuesConfig(loss="labels"))
 
 
+def test_one_validation_image_does_not_tell_the_unit_of_a_regression(classifier: MaskedModel, digits: Splits) -> None:
+    surrogate = wrap(classifier.net, output="identity")
+    with pytest.raises(ValueError, match="validation images: give two or more"):
+        fit_explainer(surrogate, digits.train, digits.val.subset([0]), config=_paper(1, 1e-3))
+
+
 def test_a_classifier_refuses_pasted_images(classifier: MaskedModel, digits: Splits) -> None:
     config = ClassifierTraining(_loop(1, 1e-3), Augmentation(paste=0.5))
     with pytest.raises(ValueError, match="pasted"):
@@ -181,6 +187,18 @@ def test_augmented_training_runs(classifier: MaskedModel, digits: Splits, tmp_pa
     augmentation = Augmentation(horizontal_flip=0, vertical_flip=0, jitter=0)
     config = SurrogateTraining(LoopConfig(epochs=1, batch_size=100), augmentation)
     fit_surrogate(classifier, digits.train, digits.val, tmp_path, config)
+
+
+@pytest.mark.filterwarnings("error:.*players:UserWarning")
+def test_a_surrogate_of_few_players_on_many_patches_warns_of_nothing() -> None:
+    net = ViTConfig(
+        image_size=42, patch_size=2, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, num_labels=3
+    )
+    model = wrap(ViTForImageClassification(net), players=3)
+    loop = LoopConfig(epochs=1, batch_size=4, learning_rate=1e-3)
+    images = torch.rand(4, 3, 42, 42, generator=torch.Generator().manual_seed(0))
+    surrogate = fit_surrogate(model, images, images, config=SurrogateTraining(loop, None))
+    assert surrogate.num_players == 49
 
 
 def test_a_data_set_that_can_only_be_walked_through(classifier: MaskedModel, digits: Splits) -> None:

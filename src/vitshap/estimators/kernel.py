@@ -172,7 +172,7 @@ class PlainState:
                 self._parts.append((drawn, values))
         return 2 + self._per_unit * (had + max(new, 0))
 
-    def estimate(self) -> tuple[Tensor, Tensor]:
+    def estimate(self) -> tuple[Tensor, Tensor | None]:
         """Return values and standard errors, ``[B, d, K]`` each."""
         game, d = self._game, self._game.num_players
         base, full = endpoints(game)
@@ -184,15 +184,20 @@ class PlainState:
         if not self._paired:
             y = y - null
         weight = self._weight[size][:, None]  # [n, 1]
+        variance: Tensor | None
         if self._sampled:
             # Half the difference of a pair's sizes stands for the size of a single coalition.
             y = y - (size - d / 2 if self._paired else size)[:, None] * share
             psi, variance = _least_squares(x, y, weight)
+            units = members ^ ~members[:, :1] if self._paired else members  # a pair in the other order is the same
+            needed = 1 if self._paired and d == 2 else d  # two players have one pair, which is all there is to know
+            if len(units.unique(dim=0)) < needed:  # type: ignore[no-untyped-call]
+                variance = None  # coefficients that fit all values leave no residuals to tell their errors
         else:
             psi, variance = _mean(2 * harmonic_number(d - 1) * weight * x, y)
         shape = (d, game.batch_size, game.num_outputs)
         values = (psi + share).view(shape).transpose(0, 1)
-        return values, variance.view(shape).transpose(0, 1).sqrt()
+        return values, None if variance is None else variance.view(shape).transpose(0, 1).sqrt()
 
 
 def _least_squares(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from math import log
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,11 @@ UNKNOWN = (1e-3, 10.0)
 """Range of variances, if nothing is known: multiples of the errors' variance and of the estimate's mean square."""
 POINTS = 21
 """Of the grid of variances."""
+CONTRADICTED = 3.0
+"""Where the estimate's mean square is larger than this multiple of what the prior and the errors explain, the prior's
+variance may be wrong: a prior of equal values, for example, would otherwise be certain whatever is evaluated ..."""
+WRONG, WRONG_POINTS = 1e-3, 11
+"""... with this probability, and is then larger, up to ``UNKNOWN``; and points of that grid."""
 OUTPUTS_AT_ONCE = 32
 
 
@@ -149,16 +155,26 @@ def _average(
 
 def _grid(prior: Prior, outputs: slice, mean_square: Tensor, noise: Tensor) -> Grid:
     """Return candidates for the variance around what is known of it, or over all that the estimate allows."""
+    lowest, highest = (UNKNOWN[0] * noise).log(), (UNKNOWN[1] * torch.maximum(mean_square, noise)).log()
     if prior.variance is None:
-        low, high = UNKNOWN
-        ends = [(low * noise).log(), (high * torch.maximum(mean_square, noise)).log()]
-        steps = torch.linspace(0, 1, POINTS, dtype=noise.dtype, device=noise.device)
-        log_variance = ends[0][..., None] + (ends[1] - ends[0])[..., None] * steps
+        log_variance = _between(lowest, highest, POINTS)
         return Grid(log_variance, log_variance / 2)  # flat in the standard deviation: no preference for zero
     expected = prior.variance[:, outputs].clamp(min=torch.finfo(noise.dtype).tiny).log()
     steps = torch.linspace(-3, 3, POINTS, dtype=noise.dtype, device=noise.device)
     log_variance = expected[..., None] + prior.spread * steps
-    return Grid(log_variance, (-steps.square() / 2).expand_as(log_variance))
+    log_prior = (-steps.square() / 2).expand_as(log_variance)
+    contradicted = mean_square > CONTRADICTED * (log_variance[..., -1].exp() + noise)
+    if not bool(contradicted.any()):
+        return Grid(log_variance, log_prior)
+    larger = _between(torch.maximum(lowest, log_variance[..., -1]), highest, WRONG_POINTS)
+    rest = torch.where(contradicted[..., None], log(WRONG / WRONG_POINTS), -torch.inf).to(larger).expand_as(larger)
+    return Grid(torch.cat([log_variance, larger], -1), torch.cat([log_prior.log_softmax(-1), rest], -1))
+
+
+def _between(low: Tensor, high: Tensor, points: int) -> Tensor:
+    """Return ``points`` numbers at equal distances from ``low`` to ``high`` (``[B, K]``), ``[B, K, points]``."""
+    steps = torch.linspace(0, 1, points, dtype=low.dtype, device=low.device)
+    return low[..., None] + (high - low)[..., None] * steps
 
 
 def _eigenvectors(prior: Prior, similarity: Tensor | None, present: Tensor) -> tuple[Tensor, Tensor]:

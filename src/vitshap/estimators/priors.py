@@ -34,7 +34,8 @@ READ = (0.5, 1.0)
 UNREAD = 0.1
 """Added to that variance."""
 UNEXPLAINED = 0.2
-"""Variance of the error of values without standard errors, relative to that of the values: of trained explainers."""
+"""Variance of the error of values without standard errors, relative to that of the values (or to their squared mean, if
+that is larger): of trained explainers."""
 UNEXPLAINED_SPREAD = 1.5
 """Standard deviation of its logarithm: long training leaves a tenth, one epoch half of the variance."""
 SPREAD = 0.5
@@ -96,7 +97,8 @@ def explained_prior(
     similarity = None if tokens is None else tokens.similarity
     if explanation.stderr is None:
         candidates = None if tokens is None else torch.cat([tokens.similarity, _by_attention(tokens)], 1)
-        return Prior(mean, candidates, UNEXPLAINED * mean.var(1), spread=UNEXPLAINED_SPREAD)
+        size = torch.maximum(mean.var(1), mean.mean(1).square())  # equal values are not known to be right
+        return Prior(mean, candidates, UNEXPLAINED * size, spread=UNEXPLAINED_SPREAD)
     stderr = take_classes(explanation.stderr.double(), columns).to(game.device)  # [B, d, T]
     squares = stderr.square()
     present = (squares > 0).any(2)  # [B, d]

@@ -26,7 +26,7 @@ MOST_COLUMNS = 1200
 """Triples are used if columns or units are at most this many; beyond, the factorisation costs too much."""
 CANDIDATES = ((1, 0.0), (1, 0.1), (3, 0.3))
 """Numbers of slopes per player, with the variance expected of triples relative to that of single players."""
-UNITS_PER_KNOT = 32
+UNITS_PER_KNOT, LARGEST_LEVERAGE = 32, 1 - 1e-6
 AMPLE = 20
 """With this many units per column a penalty has no noticeable effect."""
 POOLED = 4.0
@@ -114,14 +114,29 @@ def standard_errors(variance: Tensor, pairs: float) -> Tensor:
 
 def regress(sample: Sample, moments: Moments) -> Fit:
     """Return the fit with the least remaining variance for each output."""
-    n = len(sample.groups)
-    curves = size_curves(sample.design, min(max(n // UNITS_PER_KNOT, 2), len(sample.counts)))
+    n, curves = len(sample.groups), _curves(sample)
 
     def fitted(controls: Controls | None) -> Fit:
         ample = moments == "sampled" or (controls is not None and n > AMPLE * controls.num_columns)
         return fit(sample, curves, controls, NO_PENALTY if ample else PENALTIES)
 
     return reduce(better, map(fitted, _candidates(sample.design, n, moments)))
+
+
+def _curves(sample: Sample) -> Tensor:
+    """Return curves of the size, ``[G, q]``, as many as leave every unit a residual.
+
+    A unit that alone determines a curve would have the residual 0, which biases the values and claims to be exact.
+    """
+    counts = sample.counts.to(torch.float64)
+    sampled = (counts > 0) & (sample.unseen > 0)
+    for knots in range(min(max(len(sample.groups) // UNITS_PER_KNOT, 2), len(counts)), 0, -1):
+        curves = size_curves(sample.design, knots)
+        inverse = torch.linalg.pinv(curves.T @ (counts[:, None] * curves), hermitian=True)
+        leverage = ((curves @ inverse) * curves).sum(1)
+        if not bool((leverage[sampled] > LARGEST_LEVERAGE).any()):
+            return curves
+    return torch.zeros_like(counts)[:, None]
 
 
 def _candidates(design: Strata, n: int, moments: Moments) -> Iterator[Controls | None]:

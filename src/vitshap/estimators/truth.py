@@ -26,6 +26,10 @@ from vitshap.models.precision import Precision
 
 FORMAT = 1
 RECORD, TENSORS = "truth.json", "truth.safetensors"
+SAME_LOG, SAME_SHARE, SAME_PROBABILITY = 0.5, 0.1, 1e-3
+"""Largest differences at which two outputs can be of the same image: of a probability's logarithm, as a share of the
+largest v(1) - v(0), and of a probability if that is less. Another precision differs by less, another image by more in some
+class."""
 
 
 @dataclass(frozen=True)
@@ -130,19 +134,57 @@ def of_images(
 ) -> Truth:
     """Compute reference values of images for this (surrogate) model by ``kernelshap``; arguments as for ``compute``.
 
-    They belong to the model's own weights, whatever the ``precision`` and the device.
+    They belong to the model's own weights, whatever the ``precision`` and the device, and to these images: stored values
+    of others are refused.
     """
     pixels = model.prepare(images).pixels
+
+    def game_of(part: slice) -> Game:
+        return model.game(pixels[part], precision=precision)
+
+    surrogate = model.fingerprint()
+    require_same(folder, game_of, num_inputs=len(pixels), surrogate=surrogate, probability=model.unit == "probability")
     return compute(
         folder,
-        lambda part: model.game(pixels[part], precision=precision),
+        game_of,
         num_inputs=len(pixels),
-        surrogate=model.fingerprint(),
+        surrogate=surrogate,
         budget=budget,
         batch=batch,
         seed=seed,
         progress=progress,
     )
+
+
+def require_same(
+    folder: str | Path, game_of: Callable[[slice], Game], /, *, num_inputs: int, surrogate: str, probability: bool
+) -> None:
+    """Raise ``ValueError`` if values stored in ``folder``, finished or not, are of other inputs, players or removal.
+
+    The empty and the full coalition of every stored input are evaluated. ``probability``: whether values are. Another
+    number of inputs or another surrogate is left to ``compute``, which names it.
+    """
+    folder = Path(folder)
+    if not (folder / RECORD).exists():
+        return
+    recorded = _read_record(folder)
+    if (recorded.num_inputs, recorded.surrogate) != (num_inputs, surrogate):
+        return
+    parts = {int(path.stem.removeprefix("part-")): path for path in folder.glob("part-*.safetensors")}
+    for first, path in ({0: folder / TENSORS} if (folder / TENSORS).exists() else parts).items():
+        stored = read_tensors(path)
+        players, count = stored["values"].shape[1], len(stored["values"])
+        reach = float((stored["full_values"] - stored["base_values"]).abs().max())
+        for start in range(0, count, recorded.batch):
+            here = slice(start, min(start + recorded.batch, count))
+            game = game_of(slice(first + here.start, first + here.stop))
+            one = stored["base_values"][here], stored["full_values"][here]
+            new = game.null.double().cpu(), game.grand.double().cpu()
+            if game.num_players != players or not _alike(one, new, reach, probability):
+                raise ValueError(
+                    f"{folder} holds reference values of other images, or of other players or another removal: "
+                    "choose another folder"
+                )
 
 
 def load(folder: str | Path, /, *, surrogate: str | None = None) -> Truth:
@@ -159,6 +201,15 @@ def load(folder: str | Path, /, *, surrogate: str | None = None) -> Truth:
             f"a new surrogate needs new ones"
         )
     return Truth(specification=specification, **read_tensors(folder / TENSORS))
+
+
+def _alike(stored: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], reach: float, probability: bool) -> bool:
+    """Return whether v(0) and v(1) are the same up to the precision of evaluations; ``reach``: largest v(1) - v(0)."""
+    both = torch.stack([torch.cat(stored), torch.cat(new)]) if stored[0].shape == new[0].shape else None
+    most = max(SAME_SHARE * reach, SAME_PROBABILITY if probability else 0.0)
+    if both is None or bool((both.diff(dim=0).abs() > most).any()):
+        return False
+    return not probability or not bool(((both + 1e-6).log().diff(dim=0).abs() > SAME_LOG).any())
 
 
 def _start(folder: Path, specification: Specification) -> None:

@@ -158,6 +158,10 @@ def network_config(config: ExplainerTraining, num_players: int) -> ExplainerConf
 
 def _deviations(evaluate: Evaluator, images: Images) -> Tensor:
     """Return the standard deviation of each output on whole images, ``[K]``."""
+    if len(images) < 2:
+        raise ValueError(
+            "a regression's outputs are learned in units of their spread over validation images: give two or more"
+        )
     whole = evaluate.model.num_players
     found = []
     for pixels, _ in images.in_order(256):

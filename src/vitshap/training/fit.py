@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from vitshap.coalitions import CoalitionLaw, uniform_size
 from vitshap.data import CachedPixels, sample_coalitions
 from vitshap.models import MaskedModel
+from vitshap.players import patches
 from vitshap.training.batches import Images
 from vitshap.training.compilation import Compilable
 from vitshap.training.configs import ClassifierTraining, SurrogateTraining, number, resolve_auto
@@ -249,7 +250,10 @@ def _kept_patches(model: MaskedModel, coalitions: Tensor) -> Tensor:
 
 def _packed(model: MaskedModel, pixels: Tensor, keep: Tensor | None) -> Tensor:
     """Return logits of whole images, or of kept patches: withheld ones are not computed."""
-    return model.logits(pixels, keep, players="patch", finite=False)
+    if keep is None:
+        return model.logits(pixels, finite=False)
+    with model.adapter.ready():
+        return model.run_session(model.open_session(pixels), keep, patches(model.grid))
 
 
 def _full_length(model: MaskedModel, pixels: Tensor, keep: Tensor | None) -> Tensor:

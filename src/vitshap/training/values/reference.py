@@ -19,6 +19,7 @@ from vitshap.data import SplitRecord, Splits, load_data
 from vitshap.estimators import truth
 from vitshap.explainers import Explainer
 from vitshap.explainers.calibration import FEWEST, Calibration, calibrate
+from vitshap.game import Game
 from vitshap.models import MaskedModel
 from vitshap.training.batches import Images, evenly
 from vitshap.training.configs import CalibrationConfig
@@ -108,11 +109,17 @@ def reference_set(
 ) -> ReferenceSet:
     """Compute reference values of ``count`` images into ``folder``, or load them from there."""
     pixels, labels = sample_images(evaluate.model, data, count)
+
+    def game_of(part: slice) -> Game:
+        return evaluate.model.game(pixels[part].to(evaluate.dtype))
+
+    surrogate, probability = evaluate.fingerprint(), evaluate.model.unit == "probability"
+    truth.require_same(folder, game_of, num_inputs=len(pixels), surrogate=surrogate, probability=probability)
     known = truth.compute(
         folder,
-        lambda part: evaluate.model.game(pixels[part].to(evaluate.dtype)),
+        game_of,
         num_inputs=len(pixels),
-        surrogate=evaluate.fingerprint(),
+        surrogate=surrogate,
         budget=budget,
         batch=4,
         progress=progress,
