@@ -125,6 +125,16 @@ def test_a_single_output_has_no_other_classes(tmp_path: Path) -> None:
     assert found["threshold"] is None
     assert found["verdict"]["rules"][0]["asks_for"] is None
     assert "unknown_threshold" not in bundle.read(tmp_path / "one")["quality"]
+    assert "Values of the only class have a correlation of" in done.stdout
+    assert found["test"]["converged"]["target"] == "only class"
+    assert all(one["at_least_half"] == (one["output"] >= 0.5) for one in found["images"])
+    page = (tmp_path / "out" / "certificate.html").read_text()
+    assert "predicted" not in page[page.index("<body") :]
+    assert page.count(", probability of ") == len(page.split('class="trio"')) - 1 > 0
+    assert "Shapley value estimation error, only class" in page
+    card = (tmp_path / "one" / "README.md").read_text()
+    assert "correlation with converged values, only class" in card
+    assert "predicted class" not in card
 
 
 def test_a_regression_has_no_predicted_class(tmp_path: Path) -> None:

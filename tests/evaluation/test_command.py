@@ -169,8 +169,20 @@ def test_what_a_single_logit_predicts(tmp_path: Path, own: str) -> None:
         assert done.exit_code == 0, done.output
         chosen = set(Evaluation.load(tmp_path / name).images)
         assert chosen == (has_own if name == own else set(image_names(test)) - has_own)
-        labelled = ("evaluate", tmp_path / "one", *few, "--where", f"label={name}", "--out", tmp_path / f"{name}-label")
+        labelled = (
+            "evaluate",
+            tmp_path / "one",
+            *few,
+            "--where",
+            f"label={name}",
+            "--target",
+            "label",
+            "--out",
+            tmp_path / f"{name}-label",
+        )
         assert CliRunner().invoke(app, list(map(str, labelled))).exit_code == 0
+        for out in (name, f"{name}-label"):
+            assert f"explained: the only class, {own}." in (tmp_path / out / "report.html").read_text()
         found = Evaluation.load(tmp_path / f"{name}-label")
         assert {one.partition("/")[0] for one in found.images} == {name}
         assert set(found.labels.tolist()) == {int(name == own)}

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vitshap import metrics
-from vitshap.certifying.verdict import ALL_OUTPUTS, PREDICTED
+from vitshap.certifying.verdict import ALL_OUTPUTS, ONLY, PREDICTED
 from vitshap.coalitions import harmonic_number, sample_coalitions, shapley_kernel
 from vitshap.data import ImageData
 from vitshap.estimators import truth as reference
@@ -46,7 +46,7 @@ FEWEST = 2
 """Images with converged values: one has no interval."""
 
 Classes = Literal["target", "others"]
-"""What is judged of each image (the predicted class, or all outputs of a regression), or the mean over all others."""
+"""What is judged of each image (the predicted or only class, all outputs of a regression), or the mean over all others."""
 Progress = Callable[[str, int, int], object]
 """Called with a step's name, the images done and all images."""
 
@@ -69,7 +69,9 @@ class Compared:
     @property
     def judged(self) -> str:
         """Which outputs of each image are judged, in words."""
-        return ALL_OUTPUTS if self.explanation.unit == "output" else PREDICTED
+        if self.explanation.unit == "output":
+            return ALL_OUTPUTS
+        return ONLY if self.explanation.prediction.shape[1] == 1 else PREDICTED
 
     @property
     def target(self) -> Tensor:

@@ -19,7 +19,7 @@ from vitshap import plots
 from vitshap.certifying.certificate import Certificate
 from vitshap.certifying.formats import BOUND_NOTE, bound_numbers, interval_text, metric_numbers
 from vitshap.certifying.measure import Compared, ImageSet
-from vitshap.certifying.verdict import ALL_OUTPUTS, PREDICTED, Finding, Level
+from vitshap.certifying.verdict import ALL_OUTPUTS, ONLY, PREDICTED, Finding, Level
 from vitshap.evaluation.marks import Measured
 from vitshap.explaining.html import pairs_html, table_html
 from vitshap.explaining.text import output_text, percent
@@ -69,7 +69,7 @@ def to_html(certificate: Certificate, title: str) -> str:
         bound=_bound(certificate),
         drift=_drift(certificate),
         worst="".join(_image(compared, int(i), certificate) for i in worst_images(compared)),
-        shown="The output of the lowest correlation" if compared.judged == ALL_OUTPUTS else "The predicted class",
+        shown="The output of the lowest correlation" if compared.judged == ALL_OUTPUTS else f"The {compared.judged}",
         unit=UNIT if compared.judged == ALL_OUTPUTS else "",
         facts=pairs_html(_facts(certificate)),
         end=page_end(),
@@ -105,8 +105,8 @@ def _quality(certificate: Certificate) -> list[list[str]]:
         rows.append((f"reliability of the converged values, {words}", compared.reliability(classes)))  # type: ignore[arg-type]
     by_class = compared.judged == PREDICTED
     rows += [
-        (f"Shapley value estimation error, {'all classes' if by_class else ALL_OUTPUTS}", compared.distance()),
-        ("Shapley value estimation error, predicted class", compared.distance("target") if by_class else None),
+        (f"Shapley value estimation error, {'all classes' if by_class else compared.judged}", compared.distance()),
+        (f"Shapley value estimation error, {PREDICTED}", compared.distance("target") if by_class else None),
         ("loss saved of the uniform explanation's", compared.improvement),
         ("validation loss", validation.loss),
         ("validation loss of the uniform explanation", validation.uniform_loss),
@@ -217,7 +217,8 @@ def _image(compared: Compared, i: int, certificate: Certificate) -> str:
     limit = max(float(np.nanmax(np.abs(one))) for one in maps) or 1.0
     picture = _picture(compared.pixels[i])
     names = certificate.about.get("class_names")
-    kind, said = ("output", "shown:") if compared.judged == ALL_OUTPUTS else ("class", "predicted")
+    kind = "output" if compared.judged == ALL_OUTPUTS else "class"
+    said = {PREDICTED: "predicted", ONLY: "probability of", ALL_OUTPUTS: "shown:"}[compared.judged]
     label = f"{kind} {index}" if names is None else str(names[index])
     output = output_text(float(explanation.prediction[i, index]), _outputs(certificate))
     shown = [("photo", picture)]

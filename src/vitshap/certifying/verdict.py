@@ -29,8 +29,9 @@ MOST_BELOW = 0.20
 GOOD_CORRELATION = 0.90
 USABLE_CORRELATION = 0.50
 MINUS = "\N{MINUS SIGN}"
-PREDICTED, ALL_OUTPUTS = "predicted class", "all outputs"
-"""What is judged of each image; all outputs of a regression, whose outputs are no classes."""
+PREDICTED, ONLY, ALL_OUTPUTS = "predicted class", "only class", "all outputs"
+"""What is judged of each image: of one probability its class, of which no image is said to be predicted; all outputs of a
+regression, whose outputs are no classes."""
 COVERAGE = (0.92, 0.98)
 """Of 95 % intervals; below they are too narrow, above too wide."""
 
@@ -153,7 +154,7 @@ def _correlation(value: Measured | None, judged: str) -> Finding:
     if value.mean >= USABLE_CORRELATION:
         level = "reliable" if value.mean >= GOOD_CORRELATION else "use with care"
     number = f"{value.mean:.3f}".replace("-", MINUS)
-    of = f"the {judged}" if judged == PREDICTED else judged
+    of = judged if judged == ALL_OUTPUTS else f"the {judged}"
     said = f"Values of {of} have a correlation of {number} with converged Shapley values."
     return Finding(rule, value, level, said)
 

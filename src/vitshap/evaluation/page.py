@@ -57,9 +57,13 @@ def to_html(evaluation: Evaluation, table: Summary, title: str, *, facts: Sequen
 
 
 def _lead(evaluation: Evaluation, table: Summary) -> str:
+    about = evaluation.about
     explained = {"predicted": "each image's predicted class", "label": "each image's labelled class"}
-    target = explained.get(str(evaluation.about["target"]), f"the class {evaluation.about['target']}")
-    where = f" with {evaluation.about['where']}" if evaluation.about.get("where") else ""
+    target = explained.get(str(about["target"]), f"the class {about['target']}")
+    if about.get("num_classes") == 1:  # whatever is predicted, and whatever an image shows
+        target = f"the only {'class' if about.get('unit') == 'probability' else 'output'}"
+        target += "" if about.get("class_names") is None else f", {about['class_names'][0]}"
+    where = f" with {about['where']}" if about.get("where") else ""
     return f"{table.images:,} image{'' if table.images == 1 else 's'}{where}; explained: {target}."
 
 
