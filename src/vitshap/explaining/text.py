@@ -94,14 +94,15 @@ def probability_text(entry: Explained) -> str:
 
 
 def important_patches(entry: Explained, k: int, index: int) -> list[tuple[str, list[Patch]]]:
-    """Return the ``k`` patches that matter most to a class, with a heading.
+    """Return the ``k`` patches that matter most to a class, with a heading; scores of either sign only rank patches.
 
     Of one probability there are two lists, of the patches that raise and that lower it: first those on its side of a half.
     """
-    name = entry.label(index)
+    name, found = entry.label(index), patches(entry, k, index)
+    raising = [patch for patch in found if patch.value > 0]
     if not _has_sides(entry):
-        return [(f"patches that support {name} most", patches(entry, k, index))]
-    raising = [patch for patch in patches(entry, k, index) if patch.value > 0]
+        supporting = found if entry.explanation.unit == "score" else raising
+        return [(f"patches that support {name} most" if supporting else f"no patch supports {name}", supporting)]
     lowering = [patch for patch in patches(entry, k, index, lowest=True) if patch.value < 0]
     lists = [
         (

@@ -44,12 +44,11 @@ export function actOf(explanation) {
   return explanation.predictions[0].probability < HALF ? "lowers" : "raises";
 }
 
-// The patches that a table lists: those of largest value, or for one probability only those that raise it, or lower it.
+// The patches that a table lists: those of largest value that support the class, or for one probability lower it; scores only rank.
 export function listedPlayers(explanation, index, most) {
-  const act = actOf(explanation);
   const order = orderOf(explanation, index);
-  if (act === null) { return order.slice(0, most); }
-  const sign = act === "lowers" ? -1 : 1;
+  if (explanation.unit === "score") { return order.slice(0, most); }
+  const sign = actOf(explanation) === "lowers" ? -1 : 1;
   const { values } = classOf(explanation, index);
   return (sign < 0 ? order.reverse() : order).filter((player) => sign * values[player] > 0).slice(0, most);
 }
