@@ -79,7 +79,8 @@ def test_the_classifier_of_a_bundle_and_a_model_by_name(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     found = Evaluation.load(tmp_path / "2")
     assert {row.runs_on for row in found.rows} == {"surrogate"}
-    assert "No classifier was given" in found.table().notes[0]
+    assert found.table().notes[0] == "All methods explain the model that the metrics are measured with."
+    assert "No classifier was given" not in done.output, "--model names it"
     other = run(tmp_path / "both", "--model", tmp_path / "net", *few, "--out", tmp_path / "3")
     assert other.exit_code == 0, other.output
     digits_net(2).net.save_pretrained(tmp_path / "wrong")
