@@ -115,6 +115,29 @@ def test_a_data_set_counts_the_images_at_or_above_a_half(tmp_path: Path) -> None
     assert [one.correlation for one in pairs] == pytest.approx([1.0] * 3)
 
 
+@pytest.mark.parametrize("first_is_one", [True, False])
+def test_less_than_a_half_agrees_with_the_prediction_of_another_class(first_is_one: bool, tmp_path: Path) -> None:
+    """A model of one probability beside one of two classes."""
+    runs: dict[str, list[Explained]] = {"one": [], "two": []}
+    for probability, predicted in ((0.2, "healthy"), (0.2, "b_sick"), (0.9, "healthy"), (0.9, "b_sick")):
+        name = f"{probability} {predicted}"
+        runs["one"].append(one_probability(probability, name=name))
+        two = explained(name, names=("healthy", "b_sick"))
+        prediction = torch.tensor([[0.8, 0.2]] if predicted == "healthy" else [[0.2, 0.8]])
+        loose = replace(two.explanation, prediction=prediction, additive=False, base_values=None, full_values=None)
+        runs["two"].append(replace(two, explanation=loose))
+    for key, entries in runs.items():
+        with sinks.JsonLines(str(tmp_path / key)) as sink:
+            for entry in entries:
+                sink.add(entry)
+    first, second = ("one", "two") if first_is_one else ("two", "one")
+    found = disagreements(tmp_path / first, tmp_path / second)
+    assert {one.name: one.agree for one in found} == {
+        "0.2 healthy": True, "0.2 b_sick": False, "0.9 healthy": False, "0.9 b_sick": True
+    }  # fmt: skip
+    assert [one.agree for one in found] == [False, False, True, True], "what disagrees comes first"
+
+
 def test_of_healthy_photos_the_command_claims_no_prediction(tmp_path: Path, bundle: Path) -> None:
     photos, out = made.photos(tmp_path / "photos", 3), tmp_path / "out"
     arguments = ["explain", *map(str, photos), "--bundle", str(bundle), "--out", str(out)]
