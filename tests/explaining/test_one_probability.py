@@ -19,6 +19,7 @@ from tests.explaining.test_report import SUMMARY, explained
 from vitshap.cli import app
 from vitshap.explainers import Explainer
 from vitshap.explaining import DataSet, Explained, ReportWriter, disagreements, html, sinks, text
+from vitshap.explaining.curves import RemovalCurve
 from vitshap.models import wrap
 
 VALUES = torch.tensor([-0.05, 0.01, 0, 0, 0.02, 0, 0, 0, 0, 0, 0, -0.11])
@@ -73,6 +74,18 @@ def test_the_first_line_is_about_the_side_of_a_half() -> None:
     assert text.headline(one_probability(0.9, -VALUES.abs()), "probability").endswith(
         "No patch of the photo raises it."
     )
+    for without, said in (
+        (0.47, "it would be 47.0 %"),
+        (0.5, "it would still be 50.0 %"),
+    ):  # on the same side of a half
+        outputs = torch.tensor([[0.511], [without], [0.4]])
+        known = RemovalCurve("explainer", 0, [*range(12)], [0, 1, 12], outputs, outputs.flip(0), torch.zeros(3, 3))
+        assert said in text.headline(replace(one_probability(0.511), curves=(known,)), "probability")
+    for without, said in ((-1.3, "its output would still be"), (-1.6, "its output would be")):  # of a negative number
+        outputs = torch.tensor([[-1.25], [without], [-2.0]])
+        known = RemovalCurve("explainer", 0, [*range(12)], [0, 1, 12], outputs, outputs.flip(0), torch.zeros(3, 3))
+        number = replace(one_probability(-1.25), outputs="output", curves=(known,))
+        assert said in text.headline(number, "output")
     regression = replace(one_probability(), outputs="output")
     assert text.headline(regression, "output").startswith("The model's output is 0.368. It ")
 

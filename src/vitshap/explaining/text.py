@@ -7,12 +7,13 @@ from typing import Literal
 
 from vitshap.estimators.estimate import reliability_from_errors
 from vitshap.explaining.curves import supporting_players
-from vitshap.explaining.entries import Explained, Patch, patches
+from vitshap.explaining.entries import HALF, Explained, Patch, patches
 from vitshap.explanation import Explanation
 from vitshap.plots.colours import Z
 
 STILL = 0.8
-"""The output is said to be "still" so much if it stays above this share of that for the whole photo."""
+"""The output is said to be "still" so much if it stays above this share of that for the whole photo, or falls by less than
+the rest of that share if it is negative, and if a single probability stays at or above a half."""
 SMALL = 2.0
 """A photo is called too small if the side of a patch is below this many of its pixels."""
 UNRELIABLE = 0.5
@@ -145,7 +146,8 @@ def _support(entry: Explained, index: int, outputs: Literal["probability", "outp
     without = entry.curves[0].without(count) if evaluated else None
     if without is not None:
         full = float(explanation.prediction[0, index])
-        would = f"{output} would {'still ' if without > STILL * full else ''}be {output_text(without, outputs)}"
+        still = without > full - (1 - STILL) * abs(full) and (without >= HALF or not sides)
+        would = f"{output} would {'still ' if still else ''}be {output_text(without, outputs)}"
         said = f"without {'this' if count == 1 else 'these'} {parts} {would}"
     else:
         said = f"{parts} {'makes' if count == 1 else 'make'} up half of {support}"
