@@ -138,7 +138,7 @@ def test_a_single_output_has_no_other_classes(tmp_path: Path) -> None:
 
 
 def test_a_regression_has_no_predicted_class(tmp_path: Path) -> None:
-    numbers = wrap(digits_net(classes=3).net, output="identity")
+    numbers = wrap(digits_net(classes=3).net, output="identity", class_names=["age", "height", "weight"])
     digits_explainer(numbers).save_pretrained(tmp_path / "numbers")
     few = ("--images", 8, "--truth-images", 4, "--budget", 200, "--corruptions", "none", "--metrics", "none")
     (tmp_path / "data").mkdir()

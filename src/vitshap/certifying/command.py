@@ -104,7 +104,7 @@ def open_data(explainer: Explainer, options: Options) -> tuple[Splits, dict[str,
     surrogate = explainer.surrogate
     how: dict[str, Any] = {"layout": options.layout, "split": options.split, "cache": options.cache}
     splits = reference.open_data(
-        surrogate, options.data, **how, trained_on=bundle.read(options.bundle).get(bundle.TRAINED_ON)
+        surrogate, options.data, **how, trained_on=bundle.read(options.bundle).get(bundle.TRAINED_ON), labels=False
     )
     others: dict[str, ImageData] = {}
     for path in options.others or ():

@@ -21,7 +21,7 @@ from torch import Tensor
 from vitshap import metrics
 from vitshap.certifying.verdict import ALL_OUTPUTS, ONLY, PREDICTED
 from vitshap.coalitions import harmonic_number, sample_coalitions, shapley_kernel
-from vitshap.data import ImageData
+from vitshap.data import UNLABELLED, ImageData
 from vitshap.estimators import truth as reference
 from vitshap.estimators.estimate import reliability_from_errors
 from vitshap.evaluation.marks import Measured
@@ -278,7 +278,7 @@ def measure(
         uniform_losses=joined["uniform_losses"],
         largest=joined.get("largest"),
         confidence=joined.get("confidence"),
-        accuracy=None if hits is None or not labelled else float(hits.mean()),
+        accuracy=None if hits is None or not labelled or data.class_names == UNLABELLED else float(hits.mean()),
         promised=joined.get("promised"),
         compared=compared,
     )

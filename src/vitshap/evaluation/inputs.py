@@ -11,14 +11,13 @@ from typing import Any, Literal
 import torch
 from rich.console import Console
 
-from vitshap.data import ImageData, load_data
+from vitshap.data import UNLABELLED, ImageData, load_data
 from vitshap.data.archives import is_archive, unpacked
 from vitshap.errors import OptionError, did_you_mean
 from vitshap.estimators.truth import Truth
 from vitshap.evaluation.columns import SUPPLIED, Column, parse_options
 from vitshap.evaluation.result import RANDOM, TRUTH
 from vitshap.evaluation.rows import MethodSpec
-from vitshap.evaluation.selection import UNLABELLED
 from vitshap.explainers import Explainer, bundle
 from vitshap.explaining.photos import SUFFIXES
 from vitshap.methods import TokenMethod, list_methods, method
@@ -119,7 +118,7 @@ def open_data(surrogate: MaskedModel, options: Options) -> ImageData:
     how: dict[str, Any] = {"layout": options.layout, "split": options.split, "cache": options.cache}
     if options.bundle is not None:
         trained_on = bundle.read(options.bundle).get(bundle.TRAINED_ON)
-        return reference.open_data(surrogate, options.data, **how, trained_on=trained_on).test
+        return reference.open_data(surrogate, options.data, **how, trained_on=trained_on, labels=by_label).test
     try:
         if by_label or surrogate.num_classes == 1:
             return reference.open_data(surrogate, options.data, **how).test
