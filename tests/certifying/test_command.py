@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -126,17 +125,20 @@ def test_a_single_output_has_no_other_classes(tmp_path: Path) -> None:
     assert found["threshold"] is None
     assert found["verdict"]["rules"][0]["asks_for"] is None
     assert "unknown_threshold" not in bundle.read(tmp_path / "one")["quality"]
-    assert found["test"]["converged"]["target"] == "probability"
-    assert len(found["images"][0]["outputs"]) == 1
-    assert "Values of the probability have a correlation of" in done.stdout
-    page, card = (tmp_path / "out" / "certificate.html").read_text(), (tmp_path / "one" / "README.md").read_text()
-    assert page.count("probability of class 0 (") == len(found["images"])
-    for text in (done.stdout, page, card):
-        assert not re.search("predicted class|all outputs", text)
+    assert "Values of the only class have a correlation of" in done.stdout
+    assert found["test"]["converged"]["target"] == "only class"
+    assert all(one["at_least_half"] == (one["output"] >= 0.5) for one in found["images"])
+    page = (tmp_path / "out" / "certificate.html").read_text()
+    assert "predicted" not in page[page.index("<body") :]
+    assert page.count(", probability of ") == len(page.split('class="trio"')) - 1 > 0
+    assert "Shapley value estimation error, only class" in page
+    card = (tmp_path / "one" / "README.md").read_text()
+    assert "correlation with converged values, only class" in card
+    assert "predicted class" not in card
 
 
 def test_a_regression_has_no_predicted_class(tmp_path: Path) -> None:
-    numbers = wrap(digits_net(classes=3).net, output="identity")
+    numbers = wrap(digits_net(classes=3).net, output="identity", class_names=["age", "height", "weight"])
     digits_explainer(numbers).save_pretrained(tmp_path / "numbers")
     few = ("--images", 8, "--truth-images", 4, "--budget", 200, "--corruptions", "none", "--metrics", "none")
     (tmp_path / "data").mkdir()

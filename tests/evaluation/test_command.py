@@ -79,7 +79,8 @@ def test_the_classifier_of_a_bundle_and_a_model_by_name(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     found = Evaluation.load(tmp_path / "2")
     assert {row.runs_on for row in found.rows} == {"surrogate"}
-    assert "No classifier was given" in found.table().notes[0]
+    assert found.table().notes[0] == "All methods explain the model that the metrics are measured with."
+    assert "No classifier was given" not in done.output, "--model names it"
     other = run(tmp_path / "both", "--model", tmp_path / "net", *few, "--out", tmp_path / "3")
     assert other.exit_code == 0, other.output
     digits_net(2).net.save_pretrained(tmp_path / "wrong")
@@ -169,8 +170,20 @@ def test_what_a_single_logit_predicts(tmp_path: Path, own: str) -> None:
         assert done.exit_code == 0, done.output
         chosen = set(Evaluation.load(tmp_path / name).images)
         assert chosen == (has_own if name == own else set(image_names(test)) - has_own)
-        labelled = ("evaluate", tmp_path / "one", *few, "--where", f"label={name}", "--out", tmp_path / f"{name}-label")
+        labelled = (
+            "evaluate",
+            tmp_path / "one",
+            *few,
+            "--where",
+            f"label={name}",
+            "--target",
+            "label",
+            "--out",
+            tmp_path / f"{name}-label",
+        )
         assert CliRunner().invoke(app, list(map(str, labelled))).exit_code == 0
+        for out in (name, f"{name}-label"):
+            assert f"explained: the probability of {own}." in (tmp_path / out / "report.html").read_text()
         found = Evaluation.load(tmp_path / f"{name}-label")
         assert {one.partition("/")[0] for one in found.images} == {name}
         assert set(found.labels.tolist()) == {int(name == own)}

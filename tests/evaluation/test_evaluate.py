@@ -116,7 +116,9 @@ def test_the_table_has_intervals_differences_and_dashes(evaluation: Evaluation, 
     with pytest.raises(ValueError, match='no row is named "orus"; did you mean "ours"'):
         evaluation.table(against="orus")
     alone = evaluate(surrogate, some_digits(3), methods=METHODS).table()
-    assert any("No classifier was given" in note for note in alone.notes)
+    assert "All methods explain the model that the metrics are measured with." in alone.notes
+    without = evaluate(surrogate, some_digits(3), methods={"ours": digits_explainer(surrogate), **METHODS}).table()
+    assert any("No classifier was given" in note for note in without.notes)
     assert alone.headings[0].against in ("rollout", "loo")
 
 

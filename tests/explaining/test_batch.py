@@ -89,12 +89,19 @@ def test_every_kind_of_image(explain: BatchExplainer, tmp_path: Path) -> None:
 
 def test_failures_stand_in_their_place(explain: BatchExplainer, tmp_path: Path) -> None:
     bad: list[Any] = [None, 3, str(tmp_path / "absent.png"), *(content for content, _ in made.UNSOUND.values())]
+    (tmp_path / "cut.png").write_bytes(encoded(0)[:-400])
+    bad += [Image.open(tmp_path / "cut.png"), np.zeros((8, 8, 3)), np.zeros((3, 8, 8), np.uint8)]
     images = [encoded(0), *bad, encoded(1)]
     found = explain({"id": range(len(images)), "image": images})
     failed = found["class"] == -1
     assert found["file"][failed].tolist() == [str(1 + i) for i in range(len(bad))]
     assert all(found["error"][failed])
     assert "no image" in found["error"][2]
+    assert found["error"][failed][-3:].tolist() == [
+        "the file is truncated: its end is missing",
+        "an array is a photo, uint8 [H, W, 3]; this one is float64 [8, 8, 3]",
+        "an array is a photo, uint8 [H, W, 3]; this one is uint8 [3, 8, 8]",
+    ]
     assert np.isnan(found["values"][failed]).all()
     assert np.isfinite(found["values"][~failed]).all()
     assert found["file"][~failed].tolist() == ["0", "0", str(len(images) - 1), str(len(images) - 1)]

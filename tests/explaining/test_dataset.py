@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tests.explaining import made
 from tests.explaining.test_report import SUMMARY, explained
 from vitshap.cli import app
-from vitshap.explaining import DataSet, Explained, ReportWriter, disagreements, sinks
+from vitshap.explaining import DataSet, Explained, ReportWriter, disagreements, html, sinks
 from vitshap.explaining.dataset import border_mask, corner_mask, map_correlation
 
 
@@ -63,6 +63,34 @@ def test_means_shares_and_the_odd_one(entries: list[Explained]) -> None:
     assert found.unlike[0].correlation == pytest.approx(np.corrcoef(maps[5].ravel(), others.ravel())[0, 1], abs=1e-5)
     assert "cat.png" not in {one.name for one in found.unlike}, "one image of a class is not unlike others"
     assert found.disagreements is None
+
+
+@pytest.mark.parametrize(
+    ("outputs", "said", "heading"),
+    [
+        (1, "7 images. ", "<h3>Mean map</h3>"),
+        (2, "7 images; the largest output is most often: dog (6). ", "<h3>Mean map by largest output</h3>"),
+    ],
+)
+def test_a_regression_predicts_no_class(entries: list[Explained], outputs: int, said: str, heading: str) -> None:
+    dataset = DataSet()
+    for number, one in enumerate(entries, 1):
+        shown = one.explanation
+        if outputs == 1:
+            shown = replace(
+                shown, values=shown.values[..., :1], classes=torch.tensor([[0]]), prediction=shown.prediction[:, :1],
+                class_names=("age",),
+            )  # fmt: skip
+        dataset.add(replace(one, explanation=replace(shown, unit="output"), outputs="output"), number)
+    found = dataset.summary()
+    dataset.close()
+    assert found is not None
+    page = html.dataset_html(found, str)
+    assert f'<p class="say">{said}' in page
+    assert heading in page
+    assert "differ most from the mean map</h3>" in page
+    assert "predicted" not in page
+    assert "class</th>" not in page
 
 
 def test_the_masks_of_a_large_grid() -> None:

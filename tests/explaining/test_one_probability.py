@@ -19,6 +19,7 @@ from tests.explaining.test_report import SUMMARY, explained
 from vitshap.cli import app
 from vitshap.explainers import Explainer
 from vitshap.explaining import DataSet, Explained, ReportWriter, disagreements, html, sinks, terminal, text
+from vitshap.explaining.curves import RemovalCurve
 from vitshap.explaining.source import open_bundle
 from vitshap.models import wrap
 
@@ -74,6 +75,18 @@ def test_the_first_line_is_about_the_side_of_a_half() -> None:
     assert text.headline(one_probability(0.9, -VALUES.abs()), "probability").endswith(
         "No patch of the photo raises it."
     )
+    for without, said in (
+        (0.47, "it would be 47.0 %"),
+        (0.5, "it would still be 50.0 %"),
+    ):  # on the same side of a half
+        outputs = torch.tensor([[0.511], [without], [0.4]])
+        known = RemovalCurve("explainer", 0, [*range(12)], [0, 1, 12], outputs, outputs.flip(0), torch.zeros(3, 3))
+        assert said in text.headline(replace(one_probability(0.511), curves=(known,)), "probability")
+    for without, said in ((-1.3, "its output would still be"), (-1.6, "its output would be")):  # of a negative number
+        outputs = torch.tensor([[-1.25], [without], [-2.0]])
+        known = RemovalCurve("explainer", 0, [*range(12)], [0, 1, 12], outputs, outputs.flip(0), torch.zeros(3, 3))
+        number = replace(one_probability(-1.25), outputs="output", curves=(known,))
+        assert said in text.headline(number, "output")
     regression = replace(one_probability(), outputs="output")
     assert text.headline(regression, "output").startswith("The model's output is 0.368. It ")
 
@@ -127,6 +140,29 @@ def test_a_data_set_counts_the_images_at_or_above_a_half(tmp_path: Path) -> None
     (tmp_path / "first").write_text(re.sub(r', "at_least_half": \w+', "", before))  # by an earlier version
     assert (tmp_path / "first").read_text() != before
     assert disagreements(tmp_path / "first", tmp_path / "second") == pairs
+
+
+@pytest.mark.parametrize("first_is_one", [True, False])
+def test_less_than_a_half_agrees_with_the_prediction_of_another_class(first_is_one: bool, tmp_path: Path) -> None:
+    """A model of one probability beside one of two classes."""
+    runs: dict[str, list[Explained]] = {"one": [], "two": []}
+    for probability, predicted in ((0.2, "healthy"), (0.2, "b_sick"), (0.9, "healthy"), (0.9, "b_sick")):
+        name = f"{probability} {predicted}"
+        runs["one"].append(one_probability(probability, name=name))
+        two = explained(name, names=("healthy", "b_sick"))
+        prediction = torch.tensor([[0.8, 0.2]] if predicted == "healthy" else [[0.2, 0.8]])
+        loose = replace(two.explanation, prediction=prediction, additive=False, base_values=None, full_values=None)
+        runs["two"].append(replace(two, explanation=loose))
+    for key, entries in runs.items():
+        with sinks.JsonLines(str(tmp_path / key)) as sink:
+            for entry in entries:
+                sink.add(entry)
+    first, second = ("one", "two") if first_is_one else ("two", "one")
+    found = disagreements(tmp_path / first, tmp_path / second)
+    assert {one.name: one.agree for one in found} == {
+        "0.2 healthy": True, "0.2 b_sick": False, "0.9 healthy": False, "0.9 b_sick": True
+    }  # fmt: skip
+    assert [one.agree for one in found] == [False, False, True, True], "what disagrees comes first"
 
 
 def test_of_healthy_photos_the_command_claims_no_prediction(tmp_path: Path, bundle: Path) -> None:

@@ -180,6 +180,20 @@ def test_a_photo_in_words_for_everybody() -> None:
     assert "The map is for cat (30.0 %), as requested." in said
 
 
+def test_only_patches_of_positive_value_support_a_class() -> None:
+    entry = explained()
+    values = torch.full_like(entry.explanation.values, -0.1)
+    values[0, [7, 3], 0] = torch.tensor([0.2, 0.1])
+    loose = replace(entry.explanation, values=values, additive=False, base_values=None, full_values=None)
+    entry = replace(entry, explanation=loose)
+    ((heading, found),) = texts.important_patches(entry, 5, 1)
+    assert (heading, [patch.player for patch in found]) == ("patches that support dog most", [7, 3])
+    assert texts.important_patches(entry, 5, 0) == [("no patch supports cat", [])]
+    score = replace(entry, explanation=replace(entry.explanation, unit="score"))
+    ((_, ranked),) = texts.important_patches(score, 5, 0)
+    assert len(ranked) == 5, "scores only rank patches"
+
+
 def test_hints_for_tiny_photos_and_panoramas(tmp_path: Path) -> None:
     entry = explained()
     assert texts.hints(entry) == []

@@ -259,3 +259,29 @@ def test_arrow_keys_say_value_and_interval(opened: Tab) -> None:
     shown = re.fullmatch(r"(\+\d+\.\d) \((-?\d+\.\d) to (-?\d+\.\d)\)", cell)
     assert shown is not None, cell
     assert [float(number) for number in shown.groups()] == pytest.approx([100 * best, low, high], abs=0.11)
+
+
+@pytest.mark.parametrize(
+    ("supporting", "title"),
+    [
+        ([], "No patch supports dog"),
+        ([7], "The patch that supports dog most"),
+        ([7, 3], "The 2 patches that support dog most"),
+    ],
+)
+def test_the_table_holds_only_patches_that_support_the_class(
+    supporting: list[int], title: str, tmp_path: Path, browser: Browser
+) -> None:
+    entry = explained()
+    values = torch.full_like(entry.explanation.values, -0.1)
+    values[0, supporting, 0] = 0.2
+    loose = replace(entry.explanation, values=values, additive=False, base_values=None, full_values=None)
+    entry = replace(entry, explanation=loose)
+    with ReportWriter(tmp_path, SUMMARY) as report:
+        report.add(entry)
+    with chromium.tab(browser, report.path) as opened:
+        opened.page.locator(".view").first.scroll_into_view_if_needed()
+        opened.until("document.querySelector('.view')?.viewer !== undefined")
+        assert opened.page.locator(".best summary").inner_text() == title
+        assert opened.page.locator(".best tbody tr").count() == len(supporting)
+        assert opened.complaints == []

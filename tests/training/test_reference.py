@@ -8,7 +8,7 @@ import torch
 from transformers import ViTConfig, ViTForImageClassification
 
 from tests.data import trees
-from vitshap.data import load_digits
+from vitshap.data import UNLABELLED, SplitRecord, load_data, load_digits
 from vitshap.estimators import truth
 from vitshap.estimators.exact import exact
 from vitshap.experiments import ablation
@@ -88,6 +88,24 @@ def test_data_with_other_classes_is_rejected(explainer: Explainer, tmp_path: Pat
     for part in open_data(surrogate, tmp_path):
         assert part.class_names == names
         assert [names[label] for label in part.labels.tolist()] == [Path(path).parent.name for path in part.images]
+
+
+@pytest.mark.filterwarnings("ignore:.*(validation|test) images")
+def test_images_of_a_model_that_was_explained_as_it_is_need_no_labels(explainer: Explainer, tmp_path: Path) -> None:
+    trees.class_folders(tmp_path / "own", {"cats": 8, "dogs": 8})
+    trees.class_folders(tmp_path / "other", {"cats": 9, "dogs": 9})
+    own = load_data(tmp_path / "own", channels=1)
+    trained_on = SplitRecord.of(own, layout="auto", split="own", seed=0, groups=None).to_json()
+    found = open_data(explainer.surrogate, tmp_path / "own", trained_on=trained_on, labels=False)
+    for part, expected in zip(found, own, strict=True):
+        assert part.class_names == UNLABELLED
+        assert list(part.images) == list(expected.images)
+    with pytest.raises(ValueError, match="folders must be named as these"):
+        open_data(explainer.surrogate, tmp_path / "own", trained_on=trained_on)
+    with pytest.raises(ValueError, match="folders must be named as these"), pytest.warns(UserWarning, match="held out"):
+        open_data(explainer.surrogate, tmp_path / "other", trained_on=trained_on, labels=False)
+    numbers = wrap(explainer.surrogate.net, output="identity", class_names=[f"length {i}" for i in range(10)])
+    assert open_data(numbers, tmp_path / "other", labels=False).test.class_names == UNLABELLED
 
 
 @pytest.mark.filterwarnings("ignore:.*(validation|test) images")

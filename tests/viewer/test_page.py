@@ -138,7 +138,7 @@ def test_the_first_line_is_as_in_python(browser: Browser, server: Server, with_c
 
 
 @chromium.needs_browser
-@pytest.mark.parametrize("probability", [0.368, 0.5, 0.7])
+@pytest.mark.parametrize("probability", [0.368, 0.5, 0.52, 0.7])
 def test_the_first_line_about_one_probability_is_as_in_python(
     browser: Browser, server: Server, probability: float
 ) -> None:
@@ -154,7 +154,7 @@ def test_the_first_line_about_one_probability_is_as_in_python(
         entry = one_probability(probability, values)
         stderr = None if error is None else error * entry.explanation.values.abs()
         count = text.supporting_players(values)
-        outputs = torch.tensor([[probability], [0.3], [0.1]])
+        outputs = torch.tensor([[probability], [0.45], [0.1]])
         known = RemovalCurve("explainer", 0, [*range(12)], [0, count, 12], outputs, outputs.flip(0), torch.zeros(3, 3))
         for curves in ((), (known,)):
             entry = replace(entry, explanation=replace(entry.explanation, stderr=stderr), curves=curves)

@@ -103,7 +103,7 @@ def open_data(explainer: Explainer, options: Options) -> tuple[Splits, dict[str,
     """Open the data, divided as in training, and all images of the others, by the names of their folders or archives."""
     surrogate = explainer.surrogate
     how: dict[str, Any] = {"layout": options.layout, "split": options.split, "cache": options.cache}
-    splits = reference.open_data(surrogate, options.data, **how, trained_on=explainer.trained_on)
+    splits = reference.open_data(surrogate, options.data, **how, trained_on=explainer.trained_on, labels=False)
     others: dict[str, ImageData] = {}
     for path in options.others or ():
         if path.name in others:

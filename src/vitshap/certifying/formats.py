@@ -13,8 +13,9 @@ from typing import Any
 
 from vitshap.certifying.certificate import Certificate
 from vitshap.certifying.measure import Classes, Compared, ImageSet
-from vitshap.certifying.verdict import PREDICTED, Finding, Verdict
+from vitshap.certifying.verdict import ALL_OUTPUTS, PREDICTED, Finding, Verdict
 from vitshap.evaluation.marks import Measured
+from vitshap.explaining.entries import HALF
 from vitshap.explaining.text import percent
 
 DIGITS = 6
@@ -193,11 +194,13 @@ def _images(compared: Compared, images: ImageSet) -> list[dict[str, Any]]:
 
 
 def _outputs(compared: Compared, i: int) -> dict[str, Any]:
-    """Return an image's predicted class with its output, or all outputs where none of them is predicted."""
+    """Return an image's predicted class with its output, of one probability whether that is at least a half, or all
+    outputs of a regression."""
     outputs = compared.explanation.prediction[i]
-    if compared.judged == PREDICTED:
-        return {"predicted": int(outputs.argmax()), "output": float(outputs.max())}
-    return {"outputs": outputs.tolist()}
+    if compared.judged == ALL_OUTPUTS:
+        return {"outputs": outputs.tolist()}
+    found = {"predicted": int(outputs.argmax()), "output": float(outputs.max())}
+    return found if compared.judged == PREDICTED else {**found, "at_least_half": found["output"] >= HALF}
 
 
 def _plain(content: Any) -> Any:

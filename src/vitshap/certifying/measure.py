@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from vitshap import metrics
-from vitshap.certifying.verdict import ALL_OUTPUTS, PREDICTED, PROBABILITY
+from vitshap.certifying.verdict import ALL_OUTPUTS, ONLY, PREDICTED
 from vitshap.coalitions import harmonic_number, sample_coalitions, shapley_kernel
-from vitshap.data import ImageData
+from vitshap.data import UNLABELLED, ImageData
 from vitshap.estimators import truth as reference
 from vitshap.estimators.estimate import reliability_from_errors
 from vitshap.evaluation.marks import Measured
@@ -46,7 +46,7 @@ FEWEST = 2
 """Images with converged values: one has no interval."""
 
 Classes = Literal["target", "others"]
-"""What is judged of each image (the predicted class, or all outputs of a regression), or the mean over all others."""
+"""What is judged of each image (the predicted or only class, all outputs of a regression), or the mean over all others."""
 Progress = Callable[[str, int, int], object]
 """Called with a step's name, the images done and all images."""
 
@@ -71,7 +71,7 @@ class Compared:
         """Which outputs of each image are judged, in words."""
         if self.explanation.unit == "output":
             return ALL_OUTPUTS
-        return PREDICTED if self.explanation.prediction.shape[1] > 1 else PROBABILITY
+        return ONLY if self.explanation.prediction.shape[1] == 1 else PREDICTED
 
     @property
     def target(self) -> Tensor:
@@ -278,7 +278,7 @@ def measure(
         uniform_losses=joined["uniform_losses"],
         largest=joined.get("largest"),
         confidence=joined.get("confidence"),
-        accuracy=None if hits is None or not labelled else float(hits.mean()),
+        accuracy=None if hits is None or not labelled or data.class_names == UNLABELLED else float(hits.mean()),
         promised=joined.get("promised"),
         compared=compared,
     )

@@ -19,7 +19,7 @@ from vitshap import plots
 from vitshap.certifying.certificate import Certificate
 from vitshap.certifying.formats import BOUND_NOTE, bound_numbers, interval_text, metric_numbers
 from vitshap.certifying.measure import Compared, ImageSet
-from vitshap.certifying.verdict import ALL_OUTPUTS, PREDICTED, PROBABILITY, Finding, Level
+from vitshap.certifying.verdict import ALL_OUTPUTS, ONLY, PREDICTED, Finding, Level
 from vitshap.evaluation.marks import Measured
 from vitshap.explaining.html import pairs_html, table_html
 from vitshap.explaining.text import output_text, percent
@@ -31,12 +31,6 @@ WORST = 6
 SIDE = 224
 """Pixels of a picture."""
 UNIT = " Losses and distances are in the explainer's unit of each output, its standard deviation in training."
-SHOWN = {
-    PREDICTED: ("The predicted class", "predicted"),
-    PROBABILITY: ("The model's one probability", "probability of"),
-    ALL_OUTPUTS: ("The output of the lowest correlation", "shown:"),
-}
-"""What the maps of images are of, in words, and before a name."""
 BINS = 20
 """Bars of the histogram of correlations, from 0 to 1; negative ones are in the first."""
 _MINUS = "\N{MINUS SIGN}"
@@ -75,7 +69,7 @@ def to_html(certificate: Certificate, title: str) -> str:
         bound=_bound(certificate),
         drift=_drift(certificate),
         worst="".join(_image(compared, int(i), certificate) for i in worst_images(compared)),
-        shown=SHOWN[compared.judged][0],
+        shown="The output of the lowest correlation" if compared.judged == ALL_OUTPUTS else f"The {compared.judged}",
         unit=UNIT if compared.judged == ALL_OUTPUTS else "",
         facts=pairs_html(_facts(certificate)),
         end=page_end(),
@@ -112,7 +106,7 @@ def _quality(certificate: Certificate) -> list[list[str]]:
     by_class = compared.judged == PREDICTED
     rows += [
         (f"Shapley value estimation error, {'all classes' if by_class else compared.judged}", compared.distance()),
-        ("Shapley value estimation error, predicted class", compared.distance("target") if by_class else None),
+        (f"Shapley value estimation error, {PREDICTED}", compared.distance("target") if by_class else None),
         ("loss saved of the uniform explanation's", compared.improvement),
         ("validation loss", validation.loss),
         ("validation loss of the uniform explanation", validation.uniform_loss),
@@ -224,6 +218,7 @@ def _image(compared: Compared, i: int, certificate: Certificate) -> str:
     picture = _picture(compared.pixels[i])
     names = certificate.about.get("class_names")
     kind = "output" if compared.judged == ALL_OUTPUTS else "class"
+    said = {PREDICTED: "predicted", ONLY: "probability of", ALL_OUTPUTS: "shown:"}[compared.judged]
     label = f"{kind} {index}" if names is None else str(names[index])
     output = output_text(float(explanation.prediction[i, index]), _outputs(certificate))
     shown = [("photo", picture)]
@@ -238,7 +233,7 @@ def _image(compared: Compared, i: int, certificate: Certificate) -> str:
     )
     correlation = signed(float(compared.correlations()[i]))
     return (
-        f"<li><p><b>correlation {correlation}</b>, {SHOWN[compared.judged][1]} {escape(label)} ({escape(output)})<br>"
+        f"<li><p><b>correlation {correlation}</b>, {said} {escape(label)} ({escape(output)})<br>"
         f'<span class="small">{escape(compared.names[i])}</span></p><div class="trio">{cells}</div></li>'
     )
 

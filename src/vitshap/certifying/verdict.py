@@ -12,7 +12,7 @@ that more images could change it. The first verdict of this list that a number a
 use with care, reliable. Images that the model does not know come first, because on them an explainer cannot be judged. A
 number that was not measured, or that this explainer does not have (intervals, probabilities), is named and does not count;
 without a correlation there is no verdict at all. A regression has no predicted class: the correlation is the mean over all
-outputs. Nor has a model of one probability, of which that is judged.
+outputs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MOST_BELOW = 0.20
 GOOD_CORRELATION = 0.90
 USABLE_CORRELATION = 0.50
 MINUS = "\N{MINUS SIGN}"
-PREDICTED, PROBABILITY, ALL_OUTPUTS = "predicted class", "probability", "all outputs"
-"""What is judged of each image; of a model of one probability that, which predicts its class or the absence of it; all
-outputs of a regression, whose outputs are no classes."""
+PREDICTED, ONLY, ALL_OUTPUTS = "predicted class", "only class", "all outputs"
+"""What is judged of each image: of one probability its class, of which no image is said to be predicted; all outputs of a
+regression, whose outputs are no classes."""
 COVERAGE = (0.92, 0.98)
 """Of 95 % intervals; below they are too narrow, above too wide."""
 

@@ -3,7 +3,7 @@
 from vitshap.coalitions import sample_coalitions
 from vitshap.counter_rng import shuffled
 from vitshap.data.augment import Augmentation, centre, normalised
-from vitshap.data.dataset import ImageData, Splits, load_digits, require_a_batch, require_labels
+from vitshap.data.dataset import UNLABELLED, ImageData, Splits, load_digits, require_a_batch, require_labels
 from vitshap.data.decode import Batch, UnreadableImage, read_image
 from vitshap.data.held_out import SplitRecord
 from vitshap.data.load import load_data
@@ -19,6 +19,7 @@ from vitshap.data.pixels import (
 from vitshap.data.published import authors_evaluation_images
 
 __all__ = [
+    "UNLABELLED",
     "Augmentation",
     "Batch",
     "CachedPixels",

@@ -19,6 +19,8 @@ from vitshap.data.decode import as_tensor, read_image
 
 _DIGIT_COUNTS = (1257, 180, 360)
 """Training, validation and test images."""
+UNLABELLED = ("unlabelled",)
+"""Classes of images whose labels mean nothing."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from vitshap import plots
-from vitshap.data import ImageData
+from vitshap.data import UNLABELLED, ImageData
 from vitshap.estimators import truth
 from vitshap.evaluation import Comparison, Evaluation, prepare
 from vitshap.evaluation.curves import curves
@@ -28,7 +28,6 @@ from vitshap.evaluation.inputs import (
     open_data,
 )
 from vitshap.evaluation.page import to_html
-from vitshap.evaluation.selection import UNLABELLED
 from vitshap.files import locked_folder, write_text
 from vitshap.models import MaskedModel
 from vitshap.models.base import resolve_device
@@ -59,6 +58,8 @@ def run(options: Options, console: Console) -> None:
     if data.class_names == UNLABELLED:
         notes.print(
             f"{options.data} is not divided into classes: all of its {len(data):,} images are taken, without labels"
+            if options.bundle is None
+            else f"the classes of {options.data} are not the model's: no label is used"
         )
     known = _truth(options, loaded.surrogate, data, notes)
     with locked_folder(options.out) if main and not options.dry_run else contextlib.nullcontext():
@@ -170,7 +171,10 @@ def _finish(options: Options, loaded: Loaded, data: ImageData, evaluation: Evalu
     title = f"{loaded.name}: {len(evaluation.rows)} methods compared on {data.name}"
     facts = [
         ("models", loaded.name),
-        ("data", f"{options.data}, {'all' if data.class_names == UNLABELLED else 'test'} images"),
+        (
+            "data",
+            f"{options.data}, {'all' if options.bundle is None and data.class_names == UNLABELLED else 'test'} images",
+        ),
         ("made", time.strftime("%Y-%m-%d %H:%M")),
     ]
     table = evaluation.table(against=options.against)

@@ -11,14 +11,13 @@ from typing import Any, Literal
 import torch
 from rich.console import Console
 
-from vitshap.data import ImageData
+from vitshap.data import UNLABELLED, ImageData
 from vitshap.data.archives import is_archive, unpacked
 from vitshap.errors import OptionError, did_you_mean
 from vitshap.estimators.truth import Truth
 from vitshap.evaluation.columns import SUPPLIED, Column, parse_options
 from vitshap.evaluation.result import RANDOM, TRUTH
 from vitshap.evaluation.rows import MethodSpec
-from vitshap.evaluation.selection import UNLABELLED
 from vitshap.explainers import Explainer, bundle
 from vitshap.explaining.photos import SUFFIXES
 from vitshap.methods import TokenMethod, list_methods, method
@@ -120,7 +119,8 @@ def open_data(loaded: Loaded, options: Options) -> ImageData:
     by_label = options.target == "label" or (options.where or "").startswith("label=")
     how: dict[str, Any] = {"layout": options.layout, "split": options.split, "cache": options.cache}
     if explainer is not None:
-        return reference.open_data(surrogate, options.data, **how, trained_on=explainer.trained_on).test
+        record = explainer.trained_on
+        return reference.open_data(surrogate, options.data, **how, trained_on=record, labels=by_label).test
     if options.model is not None and is_bundle(options.model):  # its surrogate was trained on these images too
         how["trained_on"] = bundle.read(options.model).get(bundle.TRAINED_ON)
     try:

@@ -305,7 +305,11 @@ class Evaluation:
                 "Methods other than the explainer explain the classifier; metrics are measured with the surrogate."
             )
         elif on["surrogate"] and self.about.get("classifier") is None:
-            notes.append("No classifier was given: methods other than the explainer explain the surrogate.")
+            notes.append(
+                "No classifier was given: methods other than the explainer explain the surrogate."
+                if any(row.runs_on == "itself" and row.competes for row in self.rows)
+                else "All methods explain the model that the metrics are measured with."
+            )
         for heading in headings:
             notes += self._undefined_notes(heading)
         for row, cells in rows:

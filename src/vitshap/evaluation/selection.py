@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from vitshap.data import Batch
+from vitshap.data import UNLABELLED, Batch
 from vitshap.errors import did_you_mean
 from vitshap.estimators.truth import Truth
 from vitshap.evaluation.store import tensor_digest
@@ -25,8 +25,6 @@ from vitshap.training.batches import Images, decoding, evenly
 
 Chosen: TypeAlias = int | Sequence[int] | Sequence[str] | None
 """Images: a number of them, spread evenly; their positions in the data; their names; None: all."""
-UNLABELLED = ("unlabelled",)
-"""Classes of images whose labels mean nothing."""
 _PREDICTED, _LABEL = "predicted", "label"
 _BATCH = 64
 _CHECKED = 8

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,11 +64,13 @@ class Disagreement(NamedTuple):
     """Of their maps for the class that the second one predicts; None if one of them has no such map."""
     number: int = 0
     """Of the image in the report."""
+    agree: bool = False
+    """Whether the predictions can both be right; a probability below 50 % agrees with the prediction of another class."""
 
     @property
     def order(self) -> tuple[bool, float]:
         """Sorts the strongest disagreement first: another class, then the least similar map."""
-        return self.labels[0] == self.labels[1], 2.0 if self.correlation is None else self.correlation
+        return self.agree, 2.0 if self.correlation is None else self.correlation
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,10 @@ class DataSetSummary:
     """... and in the corners."""
     at_least_half: int | None = None
     """Of a model of one probability: images to which it gives 50 % or more; None for other models."""
+    outputs: Literal["probability", "output"] = "probability"
+    """What the model's outputs are; of other outputs than probabilities none is predicted, and the largest decides."""
+    single: bool = False
+    """Whether the model has a single output, so that all images belong together."""
 
 
 class DataSet:
@@ -102,6 +108,8 @@ class DataSet:
         self._unit = ""
         self._sums: dict[int, tuple[str, int, NDArray[np.float64], NDArray[np.float64]]] = {}
         self._at_least_half: int | None = None
+        self._outputs: Literal["probability", "output"] = "probability"
+        self._single = False
         self._earlier = earlier
         self._disagreements: list[Disagreement] = []
         self._compared = 0
@@ -119,6 +127,7 @@ class DataSet:
         nothing = (entry.label(index), 0, np.zeros(heat.shape), np.zeros(heat.shape))
         label, count, total, positive = self._sums.get(index, nothing)
         self._sums[index] = (label, count + 1, total + heat.astype(np.float64), positive + heat.clip(min=0))
+        self._outputs, self._single = entry.outputs, len(entry.explanation.prediction[0]) == 1
         if entry.one_probability:
             self._at_least_half = (self._at_least_half or 0) + entry.at_least_half
         self._file.write(np.array([index, number], dtype=np.int64).tobytes() + heat.tobytes())
@@ -158,6 +167,8 @@ class DataSet:
             border_area=float(border.mean()),
             corner_area=float(corners.mean()),
             at_least_half=self._at_least_half,
+            outputs=self._outputs,
+            single=self._single,
         )
 
     def _least_like_their_class(self) -> list[Unlike]:
@@ -230,8 +241,9 @@ def disagreements(
 ) -> list[Disagreement]:
     """Return the ``k`` images on which two runs disagree most, from the files of ``vitshap explain --json``.
 
-    First those for which they predict different classes (or, of one probability, give different sides of 50 %); among
-    these, and then among the others, the images whose maps have the smallest correlation.
+    First those for which they predict different classes (or, of one probability, give different sides of 50 %; less than
+    50 % of a class agrees with the prediction of another one); among these, and then among the others, the images whose
+    maps have the smallest correlation.
     """
     one, other = read_run(first), read_run(second)
     found = [_disagreement(one[name], other[name], 0) for name in one if name in other]
@@ -244,18 +256,21 @@ class _Record(NamedTuple):
     """An image: what is said of its prediction, the class of that, and its maps by class."""
 
     name: str
-    label: str
     predicted: str
+    at_least_half: bool | None
+    """Of one probability whether it is 50 % or more; None for other models."""
     maps: Mapping[str, NDArray[Any]]
+
+    @property
+    def label(self) -> str:
+        if self.at_least_half is None:
+            return self.predicted
+        return f"{'at or above' if self.at_least_half else 'below'} 50 % {self.predicted}"
 
 
 def _map_of(entry: Explained, heat: Map) -> _Record:
     name = entry.label(entry.predicted(1)[0][0])
-    return _Record(entry.name, _side(name, entry.at_least_half if entry.one_probability else None), name, {name: heat})
-
-
-def _side(name: str, at_least_half: bool | None) -> str:
-    return name if at_least_half is None else f"{'at or above' if at_least_half else 'below'} 50 % {name}"
+    return _Record(entry.name, name, entry.at_least_half if entry.one_probability else None, {name: heat})
 
 
 def _map_of_record(record: Mapping[str, Any]) -> _Record:
@@ -269,14 +284,16 @@ def _map_of_record(record: Mapping[str, Any]) -> _Record:
     half = first.get("at_least_half")
     if half is None and not others and record["unit"] == "probability":  # written before there was this entry
         half = first["output"] >= HALF
-    return _Record(printable(record["file"]), _side(first["name"], half), first["name"], maps)
+    return _Record(printable(record["file"]), first["name"], half, maps)
 
 
 def _disagreement(first: _Record, second: _Record, number: int) -> Disagreement:
     one, other = first.maps.get(second.predicted), second.maps.get(second.predicted)
     comparable = one is not None and other is not None and one.shape == other.shape
     correlation = map_correlation(one, other) if comparable and one is not None and other is not None else None
-    return Disagreement(second.name, (first.label, second.label), correlation, number)
+    denies = [record.at_least_half is False for record in (first, second)]
+    agree = (first.predicted == second.predicted) == (denies[0] == denies[1])
+    return Disagreement(second.name, (first.label, second.label), correlation, number, agree)
 
 
 def _share(positive: NDArray[np.float64], mask: NDArray[np.bool_]) -> float:

@@ -209,8 +209,9 @@ def dataset_html(found: DataSetSummary, link: Callable[[int], str]) -> str:
     more = (
         f" The {MEAN_MAPS} most frequent of {len(found.classes):,} classes." if len(found.classes) > MEAN_MAPS else ""
     )
-    one = found.at_least_half is not None
-    of_class, their = ("", "") if one else (" of each predicted class", " of their class")
+    predicts, kind = found.outputs == "probability", "class" if found.outputs == "probability" else "output"
+    of_class, their = (" of each predicted class", " of their class") if predicts else (" by largest output", "")
+    of_class, their = ("", "") if found.single else (of_class, their)
     parts = [
         f'<p class="say">{escape(_dataset_headline(found))}</p><h3>Mean map{of_class}</h3>',
         f'<p class="small">One scale, up to ±{size}; the number of images; and how much of the positive values lies in the '
@@ -221,7 +222,7 @@ def dataset_html(found: DataSetSummary, link: Callable[[int], str]) -> str:
     if found.unlike:
         rows = [(one.number, [one.name, one.label, f"{one.correlation:.2f}"]) for one in found.unlike]
         parts.append(f"<h3>Images that differ most from the mean map{their}</h3>")
-        parts.append(_linked_table(["image", "class", "correlation"], rows, link))
+        parts.append(_linked_table(["image", kind, "correlation"], rows, link))
     if found.disagreements is not None:
         rows = [
             (one.number, [one.name, *one.labels, "" if one.correlation is None else f"{one.correlation:.2f}"])
@@ -238,7 +239,8 @@ def _dataset_headline(found: DataSetSummary) -> str:
     """Return the most frequent class and where the model looks over all images, in everyday words."""
     first = found.classes[0]
     border = sum(one.border * one.images for one in found.classes) / found.images
-    often = f"{found.images:,} images; most often predicted: {first.label} ({first.images:,})."
+    most = "most often predicted" if found.outputs == "probability" else "the largest output is most often"
+    often = f"{found.images:,} images{'' if found.single else f'; {most}: {first.label} ({first.images:,})'}."
     if found.at_least_half is not None:
         often = f"{found.at_least_half:,} of {found.images:,} images at or above 50 % {first.label}."
     share = f"{text.percent(border)} of the positive values lie at the border of the crop"

@@ -186,8 +186,15 @@ def read_photo(
 
 
 def opened(photo: Image.Image | NDArray[Any], /) -> Opened:
-    """Return an image or array ``[H, W, C]`` as a decoded photo, upright."""
-    image = Image.fromarray(photo) if isinstance(photo, np.ndarray) else ImageOps.exif_transpose(photo)
+    """Return an image or array ``[H, W, C]`` as a decoded photo, upright; ``UnreadableImage`` if it is none or damaged."""
+    try:
+        image = Image.fromarray(photo) if isinstance(photo, np.ndarray) else ImageOps.exif_transpose(photo)
+    except Exception as error:  # an image that is decoded only now may be damaged
+        if isinstance(photo, np.ndarray):
+            why = f"an array is a photo, uint8 [H, W, 3]; this one is {photo.dtype} {list(photo.shape)}"
+        else:
+            why = _damage(error)
+        raise UnreadableImage("the image", why) from error
     return Opened(image, image.size, ())
 
 
@@ -333,6 +340,10 @@ def _reason(file: str | os.PathLike[str] | BinaryIO, error: BaseException, most_
         return "the file may not be read (permission denied)"
     if isinstance(error, UnidentifiedImageError):
         return "it is not an image, or of a kind that Pillow cannot read"
+    return _damage(error)
+
+
+def _damage(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if "truncated" in text or isinstance(error, EOFError):
         return "the file is truncated: its end is missing"

@@ -7,12 +7,13 @@ from typing import Literal
 
 from vitshap.estimators.estimate import reliability_from_errors
 from vitshap.explaining.curves import supporting_players
-from vitshap.explaining.entries import Explained, Patch, patches
+from vitshap.explaining.entries import HALF, Explained, Patch, patches
 from vitshap.explanation import Explanation
 from vitshap.plots.colours import Z
 
 STILL = 0.8
-"""The output is said to be "still" so much if it stays above this share of that for the whole photo."""
+"""The output is said to be "still" so much if it stays above this share of that for the whole photo, or falls by less than
+the rest of that share if it is negative, and if a single probability stays at or above a half."""
 SMALL = 2.0
 """A photo is called too small if the side of a patch is below this many of its pixels."""
 UNRELIABLE = 0.5
@@ -94,14 +95,15 @@ def probability_text(entry: Explained) -> str:
 
 
 def important_patches(entry: Explained, k: int, index: int) -> list[tuple[str, list[Patch]]]:
-    """Return the ``k`` patches that matter most to a class, with a heading.
+    """Return the ``k`` patches that matter most to a class, with a heading; scores of either sign only rank patches.
 
     Of one probability there are two lists, of the patches that raise and that lower it: first those on its side of a half.
     """
-    name = entry.label(index)
+    name, found = entry.label(index), patches(entry, k, index)
+    raising = [patch for patch in found if patch.value > 0]
     if not _has_sides(entry):
-        return [(f"patches that support {name} most", patches(entry, k, index))]
-    raising = [patch for patch in patches(entry, k, index) if patch.value > 0]
+        supporting = found if entry.explanation.unit == "score" else raising
+        return [(f"patches that support {name} most" if supporting else f"no patch supports {name}", supporting)]
     lowering = [patch for patch in patches(entry, k, index, lowest=True) if patch.value < 0]
     lists = [
         (
@@ -144,7 +146,8 @@ def _support(entry: Explained, index: int, outputs: Literal["probability", "outp
     without = entry.curves[0].without(count) if evaluated else None
     if without is not None:
         full = float(explanation.prediction[0, index])
-        would = f"{output} would {'still ' if without > STILL * full else ''}be {output_text(without, outputs)}"
+        still = without > full - (1 - STILL) * abs(full) and (without >= HALF or not sides)
+        would = f"{output} would {'still ' if still else ''}be {output_text(without, outputs)}"
         said = f"without {'this' if count == 1 else 'these'} {parts} {would}"
     else:
         said = f"{parts} {'makes' if count == 1 else 'make'} up half of {support}"

@@ -15,7 +15,8 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from vitshap.data import SplitRecord, Splits, load_data
+from vitshap.data import UNLABELLED, SplitRecord, Splits, load_data
+from vitshap.data.held_out import ALL, describe
 from vitshap.estimators import truth
 from vitshap.explainers import Explainer
 from vitshap.explainers.calibration import FEWEST, Calibration, calibrate
@@ -43,6 +44,7 @@ def open_data(
     cache: Path | None = None,
     trained_on: Mapping[str, Any] | None = None,
     any_classes: bool = False,
+    labels: bool = True,
 ) -> Splits:
     """Load the data an explainer is measured on, split as in its training; its classes must be the surrogate's.
 
@@ -54,10 +56,22 @@ def open_data(
         split: "own": as in the training, if that is known; otherwise the data set's own.
         trained_on: the entry of this name in a bundle's configuration, which says how its images were divided.
         any_classes: the classes need not be the surrogate's, and stay as they are.
+        labels: whether they are used. If not, images may have other classes than the surrogate, and have no labels then, if
+            it is a regression or these are the images of its training: it was explained as it is.
     """
     how: dict[str, Any] = {"layout": layout, "split": split, "cache": cache, "channels": surrogate.adapter.channels}
-    splits = load_data(source, **how) if trained_on is None else SplitRecord.from_json(trained_on).load(source, **how)
-    return splits if any_classes else _numbered(surrogate, splits)
+    record = None if trained_on is None else SplitRecord.from_json(trained_on)
+    splits = load_data(source, **how) if record is None else record.load(source, **how)
+    if any_classes:
+        return splits
+    own = surrogate.output == "identity" or (record is not None and describe(splits)[ALL] == record.parts[ALL])
+    if own and not labels and surrogate.num_classes > 1 and not _same_classes(surrogate, splits):
+        return Splits(*(replace(one, labels=0 * one.labels, class_names=UNLABELLED) for one in splits))
+    return _numbered(surrogate, splits)
+
+
+def _same_classes(surrogate: MaskedModel, splits: Splits) -> bool:
+    return surrogate.class_names is None or sorted(splits.test.class_names) == sorted(surrogate.class_names)
 
 
 def _numbered(surrogate: MaskedModel, splits: Splits) -> Splits:

@@ -13,7 +13,7 @@ export const UNRELIABLE = 0.5; // a map is called unreliable below this reliabil
 const MOSTLY_SEEN = 0.5; // if the model sees less of the photo, maps show only that part
 const UNSEEN = 0.25; // a sentence says so if the model does not see at least this share
 const HALF = 0.5;
-const STILL = 0.8; // the output is "still" so much above this share of that for the whole photo
+const STILL = 0.8; // the output is "still" so much above this share of that for the whole photo, and on the same side of a half
 
 export function readExplanation(json) {
   const [rows, columns] = json.grid;
@@ -44,12 +44,11 @@ export function actOf(explanation) {
   return explanation.predictions[0].probability < HALF ? "lowers" : "raises";
 }
 
-// The patches that a table lists: those of largest value, or for one probability only those that raise it, or lower it.
+// The patches that a table lists: those of largest value that support the class, or for one probability lower it; scores only rank.
 export function listedPlayers(explanation, index, most) {
-  const act = actOf(explanation);
   const order = orderOf(explanation, index);
-  if (act === null) { return order.slice(0, most); }
-  const sign = act === "lowers" ? -1 : 1;
+  if (explanation.unit === "score") { return order.slice(0, most); }
+  const sign = actOf(explanation) === "lowers" ? -1 : 1;
   const { values } = classOf(explanation, index);
   return (sign < 0 ? order.reverse() : order).filter((player) => sign * values[player] > 0).slice(0, most);
 }
@@ -172,9 +171,10 @@ export function headlineOf(explanation, curve = null) {
   const parts = `${key.length} of ${order.length} patches`;
   const at = curve === null || curve.class !== index || act === "lowers" ? -1 : curve.counts.indexOf(key.length);
   const without = at < 0 ? null : curve.remove[at][curve.classes.indexOf(index)];
+  const still = without > probability - (1 - STILL) * Math.abs(probability) && (act === null || without >= HALF);
   const rest = without === null
     ? `${parts} ${key.length === 1 ? "makes" : "make"} up half of ${act === null ? `the support for ${name}` : "that"}`
-    : `without ${key.length === 1 ? "this" : "these"} ${parts} ${act === null ? `its ${explanation.outputs}` : "it"} would ${without > STILL * probability ? "still " : ""}`
+    : `without ${key.length === 1 ? "this" : "these"} ${parts} ${act === null ? `its ${explanation.outputs}` : "it"} would ${still ? "still " : ""}`
       + `be ${outputText(without, explanation.outputs)}`;
   const where = act === null ? lookedAt(places) : lookedAt(places, `What ${act} it is`, "at");
   return `${said} ${where}: ${rest}.${caution(classOf(explanation, index), key)}`;

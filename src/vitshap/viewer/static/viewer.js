@@ -171,10 +171,10 @@ export class Viewer extends EventTarget {
     const intervals = stderr ? ", with 95\u00a0% intervals" : "";
     const act = actOf(explanation);
     const players = listedPlayers(explanation, index, this.listed);
-    const count = act === null ? Math.min(this.listed, explanation.count) : players.length;
-    const what = act === null ? `support ${name}` : `${act.slice(0, -1)} the probability of ${name}`;
-    this.tableTitle.textContent = count === 0 ? `No patch ${act} the probability of ${name}`
-      : count === 1 && act !== null ? `The patch that ${act} the probability of ${name} most${intervals}` : `The ${count} patches that ${what} most${intervals}`;
+    const [verb, what] = act === null ? ["supports", name] : [act, `the probability of ${name}`];
+    this.tableTitle.textContent = players.length === 0 ? `No patch ${verb} ${what}`
+      : players.length === 1 ? `The patch that ${verb} ${what} most${intervals}`
+      : `The ${players.length} patches that ${verb.slice(0, -1)} ${what} most${intervals}`;
     this.unitName.textContent = explanation.unit === "probability" ? "percentage points" : explanation.unit === "score" ? "score" : "value";
     const focused = this.table.contains(document.activeElement) ? [...this.table.children].indexOf(document.activeElement) : -1;
     this.table.replaceChildren(...players.map((player, rank) => {
