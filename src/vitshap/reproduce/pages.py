@@ -45,6 +45,8 @@ What a number means:
 What differs from the paper, and why: [differences](../differences.md). The same on two CPU cores, with short trainings and
 few images: [on a CPU](cpu.md).
 """
+PICTURES = ("maps", "class-maps")
+"""Kinds of figures that are pictures of photos, which are not shown on the pages."""
 WHY_NOT_RUN = (
     "They need more time on a GPU than there was. ViT-Small and ViT-Large (tables 8 and 9, figure 11) belong to the "
     "profile `full`: no weights of theirs could be had."
@@ -207,7 +209,7 @@ def _section(view: View, profile: str) -> str:
         table.notes = [note for note in table.notes if note != LEGEND]
         lines.append(table.to_markdown())
     lines += [f"![{one.title}]({_images(profile)}/{name})\n" for name in view.charts]
-    if one.kind in ("maps", "class-maps"):
+    if one.kind in PICTURES:
         lines.append(
             f"`vitshap reproduce {one.id} --profile {profile}` draws it; photos of data sets are not shown here.\n"
         )
@@ -256,7 +258,8 @@ def _state(view: View) -> str:
     total = view.filled + view.not_run
     if not view.filled:
         return NOT_RUN
-    return "complete" if not view.not_run else f"{view.filled:,} of {total:,} numbers or curves"
+    what = "pictures" if view.specification.kind in PICTURES else "numbers or curves"
+    return "complete" if not view.not_run else f"{view.filled:,} of {total:,} {what}"
 
 
 def _name(one: Specification) -> str:
