@@ -178,6 +178,9 @@ def test_a_photo_in_words_for_everybody() -> None:
     only_cat = replace(entry.explanation, values=values[..., 1:], classes=torch.tensor([[0]]))
     said = texts.headline(replace(entry, explanation=only_cat), "probability")
     assert "The map is for cat (30.0 %), as requested." in said
+    labels = replace(entry.explanation, prediction=torch.tensor([[0.09, 0.03]]))  # of several labels, none is predicted
+    said = texts.headline(replace(entry, explanation=labels), "probability")
+    assert said.startswith("The model finds cat most probable (9.0 %). ")
 
 
 def test_only_patches_of_positive_value_support_a_class() -> None:

@@ -78,9 +78,12 @@ def headline(entry: Explained, outputs: Literal["probability", "output"]) -> str
         return f"{given} {_support(entry, 0, outputs)}"
     predicted, value = entry.predicted(1)[0]
     name, output = entry.label(predicted), output_text(value, outputs)
-    text = f"The model predicts {name} ({output})." if outputs == "probability" else f"The model's output is {output}."
-    if outputs == "output" and len(entry.explanation.prediction[0]) > 1:
+    if outputs == "probability":  # below a half, of several labels none is predicted
+        text = f"The model {f'predicts {name}' if value >= HALF else f'finds {name} most probable'} ({output})."
+    elif len(entry.explanation.prediction[0]) > 1:
         text = f"The model's largest output is {output}, for {name}."
+    else:
+        text = f"The model's output is {output}."
     main = entry.main
     if main != predicted:
         asked = output_text(float(entry.explanation.prediction[0, main]), outputs)

@@ -184,7 +184,8 @@ function predictionText({ predictions, outputs }) {
   const [{ name, probability }] = predictions;
   const [output, only] = [outputText(probability, outputs), predictions.length === 1];
   if (outputs !== "probability") { return only ? `The model's output is ${output}.` : `The model's largest output is ${output}, for ${name}.`; }
-  if (!only) { return `The model predicts ${name} (${output}).`; }
+  // Below a half, of several labels none is predicted.
+  if (!only) { return `The model ${probability < HALF ? `finds ${name} most probable` : `predicts ${name}`} (${output}).`; }
   return `The model gives ${name} a probability of ${output} (${probability < HALF ? "below" : "at or above"} 50\u00a0%).`;
 }
 
