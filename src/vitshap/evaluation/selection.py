@@ -76,7 +76,7 @@ class Selection:
     prediction: Tensor
     """Output of the classifier (or surrogate) for the whole image, float32 ``[N, K]``."""
     note: str
-    """Where fewer images were found than asked for: how many, and why."""
+    """Where there are fewer images than are taken at most: how many, and why."""
     where: str
     sources: tuple[Images, Images]
     """For the surrogate and for the classifier."""
@@ -290,5 +290,5 @@ def _number(name: ClassLike, names: Sequence[str] | None) -> ClassLike:
 def _note(asked: int, found: int, where: Where | None) -> str:
     if found >= asked:
         return ""
-    why = "the others cannot be read or do not exist" if where is None else f"those with {where}"
-    return f"{asked:,} images were asked for, {found:,} qualified ({why})"
+    which = "that can be read" if where is None else f"with {where}"
+    return f"{found:,} images (at most {asked:,} are taken): the data has no more {which}"
