@@ -610,7 +610,7 @@ OPTIONS = [
     "demo --out GOOD",
     "demo --nonsense",
     "bench nonsense",
-    "bench quality nowhere nowhere",
+    "bench calibrate nowhere nowhere --truth results",
     "evaluate nowhere --data nowhere",
     "evaluate --data digits",
     "evaluate BUNDLE",

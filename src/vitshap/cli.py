@@ -23,6 +23,20 @@ from vitshap.serving import command as serving
 
 T = TypeVar("T")
 Data = Literal["imagenette", "mura", "pets"]
+Layout = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|folder|imagenette|pets|mura|chest",
+        help="How the data is laid out; auto: as in the bundle's training, if known, else recognised.",
+    ),
+]
+Split = Annotated[
+    str,
+    typer.Option(
+        metavar="own|authors",
+        help="own: that of the bundle's training, if known, else the data's own; authors: that of the paper's authors.",
+    ),
+]
 
 app = typer.Typer(
     name="vitshap",
@@ -203,8 +217,8 @@ def evaluate(
     against: Annotated[
         str | None, typer.Option(help="Row that differences are taken to; default: the explainer, else the best.")
     ] = None,
-    layout: Annotated[str, typer.Option(help="How the data is laid out; see `vitshap train`.")] = "auto",
-    split: Annotated[str, typer.Option(metavar="own|authors", help="Split of the data, as in training.")] = "own",
+    layout: Layout = "auto",
+    split: Split = "own",
     cache: Annotated[Path | None, typer.Option(help="Where archives are unpacked.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Images at a time.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -253,8 +267,8 @@ def certify(
         float | None, typer.Option(help="Choose the confidence threshold anew: share of validation images below it.")
     ] = None,
     truth: Annotated[Path | None, typer.Option(help="Folder of converged values; default: in the output.")] = None,
-    layout: Annotated[str, typer.Option(help="How the data is laid out; see `vitshap train`.")] = "auto",
-    split: Annotated[str, typer.Option(metavar="own|authors", help="Split of the data, as in training.")] = "own",
+    layout: Layout = "auto",
+    split: Split = "own",
     cache: Annotated[Path | None, typer.Option(help="Where archives are unpacked.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     compiled: Annotated[bool, typer.Option(help="Compile the surrogate's evaluation (GPU).")] = True,

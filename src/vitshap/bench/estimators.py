@@ -80,21 +80,20 @@ def compare(
     budgets: Sequence[int] = (100, 200, 400, 800, 1600),
     seeds: Sequence[int] = range(20),
     contenders: Mapping[str, Contender] | None = None,
-    truths: Mapping[str, Tensor] | None = None,
     title: str = "runs",
     note: Callable[[str], object] = lambda text: None,
 ) -> Table:
     """Run every contender (default: all) on every game (default: 20 synthetic ones of 12 players).
 
-    ``truths`` are the games' exact values (``[d]`` each), computed by enumeration where not given. Games have one input
-    and one output. ``note`` is called with the name of every game.
+    The exact values are computed by enumeration. Games have one input and one output. ``note`` is called with the name of
+    every game.
     """
     games = synthetic_games() if games is None else games
     contenders = {**OURS, **theirs()} if contenders is None else contenders
     table = Table(title, COLUMNS)
     for number, (game_name, game) in enumerate(games.items(), start=1):
         note(f"{game_name} ({number} of {len(games)}): {len(contenders)} estimators")
-        truth = truths[game_name] if truths is not None and game_name in truths else exact(game).values[0, :, 0]
+        truth = exact(game).values[0, :, 0]
         spread = float(truth.std(correction=0))
         for name, contender in contenders.items():
             for budget in budgets:

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 # Options of several subcommands
 Bundle = Annotated[str, typer.Argument(help="Bundle: a folder, a shipped name or a hub id.")]
 Data = Annotated[Path, typer.Argument(help="Folder or archive of images with the bundle's classes.")]
-Layout = Annotated[str, typer.Option(help="How the data is laid out; see `vitshap train`.")]
+Layout = Annotated[
+    str, typer.Option(metavar="auto|folder|imagenette|pets|mura|chest", help="auto: as in the training, or recognised.")
+]
 Split = Annotated[
-    Literal["own", "authors"], typer.Option(help="Split that it was trained on; authors: paper-* recipes.")
+    Literal["own", "authors"], typer.Option(help="own: as in the training, if known; authors: that of paper-* recipes.")
 ]
 Cache = Annotated[Path | None, typer.Option(help="Where archives are unpacked.")]
 TRUTH = "truth"

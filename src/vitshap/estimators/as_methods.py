@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, TypeAlias, cast, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import torch
 from torch import Tensor
@@ -71,10 +71,6 @@ class _Sampled(SamplingMethod):
         Stop(self.threshold, self.accuracy)
         if self.total_budget is not None and self.total_budget < 2:
             raise ValueError(f"total_budget is the evaluations of all images together, got {self.total_budget}")
-
-    def with_accuracy(self, accuracy: float, /) -> Self:
-        """Return the same method that stops at this estimated correlation with the exact values."""
-        return replace(self, accuracy=accuracy)
 
     def game(self, pixels: Tensor, /) -> Game:
         """Return the game of these images, evaluated in the chosen precision."""

@@ -53,8 +53,8 @@ def kernelshap(
     ``progress`` is called with every partial estimate.
     ``moments``: "exact" subtracts size curves only (unbiased at any budget), "sampled" also regresses on the players,
     "auto" chooses between them by leave-one-out error. ``sampling``: how evaluations are split over sizes; "adaptive"
-    learns it from the first quarter of them if that lowers the error, and is otherwise "balanced". ``batch`` coalitions are
-    evaluated at a time.
+    learns it from the first of them, a pilot, if that lowers the error, and is otherwise "balanced". ``batch`` coalitions
+    are evaluated at a time.
     """
     if game.num_players == 1:
         return exact(game)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from vitshap.evaluation.curves import Curves, curves
 from vitshap.evaluation.formats import count_text, digits_of, value_text
-from vitshap.evaluation.result import Cell, Evaluation, Heading, RowInfo, Summary
+from vitshap.evaluation.result import Cell, Evaluation, RowInfo, Summary
 from vitshap.explaining.html import pairs_html
 from vitshap.plots import SOFTWARE, Band, Panel
 from vitshap.viewer.page import page_end, page_start, stylesheet
@@ -118,12 +118,12 @@ def _column_class(table: Summary, number: int) -> str:
 def _row(number: int, row: RowInfo, cells: Sequence[Cell | None], table: Summary) -> str:
     mixed = len({one.runs_on for one, _ in table.rows if one.competes and one.runs_on != "itself"}) > 1
     small = f"<small>of the {row.runs_on}</small>" if mixed and row.runs_on != "itself" and row.competes else ""
-    shown = "".join(_cell(cell, table, i, table.headings[i]) for i, cell in enumerate(cells))
+    shown = "".join(_cell(cell, table, i) for i, cell in enumerate(cells))
     kind = "" if row.competes else ' class="baseline"'
     return f'<tr data-row="{number}"{kind}><th scope="row">{escape(row.name)}{small}</th>{shown}</tr>'
 
 
-def _cell(cell: Cell | None, table: Summary, number: int, heading: Heading) -> str:
+def _cell(cell: Cell | None, table: Summary, number: int) -> str:
     edge = _column_class(table, number)
     if cell is None:
         return f'<td class="{edge}n" aria-label="no value">&ndash;</td>'

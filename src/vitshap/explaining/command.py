@@ -106,7 +106,9 @@ class Options:
     engine: Annotated[
         str | None, typer.Option(metavar="process|ray", help="ray: share shards out over a Ray cluster (needs ray).")
     ] = None
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes of --engine ray; default: one per GPU.")] = None
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes of --engine ray; default: one per GPU or core.")
+    ] = None
     image_column: Annotated[str | None, typer.Option(help="Column, or suffix in .tar, of the images in shards.")] = None
     id_column: Annotated[str | None, typer.Option(help="Column of the images' names in Parquet shards.")] = None
     batch: Annotated[int | None, typer.Option(min=1, help="Images at a time.")] = None

@@ -20,7 +20,6 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 from PIL import Image
 
-SUFFIX = ".dcm"
 _PREAMBLE, _MAGIC = 128, b"DICM"
 _DEFLATED = "1.2.840.10008.1.2.1.99"
 _PALETTE = tuple(

@@ -62,7 +62,7 @@ class LoopConfig:
     """Epochs between validations, each of which adds a line to the log; the last epoch is always validated."""
     patience: int | None = None
     """Stop after this many epochs without a better validation; null: never. The best weights are kept in any case. The
-    learning rate decays over all epochs, so a patience below a quarter of them may stop a training that still improves."""
+    learning rate decays over all epochs, so a patience below a third of them may stop a training that still improves."""
 
     def __post_init__(self) -> None:
         at_least_one = ("epochs", "batch_size", "save_every", "validate_every", "patience")
