@@ -105,6 +105,11 @@ def test_the_values_of_a_trained_explainer_have_standard_errors(tmp_path: Path) 
     assert stderr is not None
     assert float(stderr.min()) > 0
     words = ("digits", "--out", tmp_path / "out", "--resume", "--device", "cpu")
+    code, said = _invoke(*words, settings=[*_few(batch=300), "calibration.images=30"])
+    assert code == 0, said
+    again = Explainer.from_pretrained(tmp_path / "out" / "bundle").calibration
+    assert again is not None
+    assert again.images == 30
     code, said = _invoke(*words, settings=[*_few(batch=300), "calibration=null"])  # no other training is needed
     assert code == 0, said
     assert Explainer.from_pretrained(tmp_path / "out" / "bundle").calibration is None

@@ -5,6 +5,7 @@ The surrogate is the game, so all values are its own. Images are spread evenly o
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -146,7 +147,8 @@ def calibrate_on_validation(
 ) -> Calibration | None:
     """Learn the standard errors of an explainer's values from validation images; None if these are too few.
 
-    Reference values are stored in ``folder``, so that an interrupted calibration continues.
+    Reference values are stored in ``folder``, so that an interrupted calibration continues. Those of another configuration
+    are replaced.
     """
     count = min(config.images, len(val))
     if count < FEWEST:
@@ -159,5 +161,8 @@ def calibrate_on_validation(
         f"learning the errors of the values on {count} validation images, {config.evaluations:,} evaluations each",
         highlight=False,
     )
+    before = truth.specification_of(folder)
+    if before is not None and (before.num_inputs, before.budget) != (count, config.evaluations):
+        shutil.rmtree(folder)
     known = reference_set(folder, Evaluator(explainer.surrogate), val, count=count, budget=config.evaluations)
     return calibrate(explainer, known.pixels, known.truth)
