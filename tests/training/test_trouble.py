@@ -63,6 +63,7 @@ def test_normalised_tensors_are_not_augmented() -> None:
         (3, "labels of 3 classes are 0 to 2, got 3 to 3"),
         (None, "some of these images have no label"),
         (1.0, "integers"),
+        ([0.0, 1.0, 0.0], r"one label, its class; these have the shape \[3\]"),
     ],
 )
 @pytest.mark.parametrize("streamed", [False, True])
@@ -72,6 +73,31 @@ def test_labels_that_cannot_be_learned(labels: Any, said: str, streamed: bool) -
     for parts in ((source, _images()), (_images(), source)):
         with pytest.raises(ValueError, match=said):
             fit_classifier(_model(), *parts, None, ClassifierTraining(LOOP, None))
+
+
+@pytest.mark.parametrize("output", ["sigmoid", "identity"])
+def test_every_output_but_those_of_softmax_needs_a_label(output: str) -> None:
+    one, three = _images(labels=1.0), _images(labels=[0.0, 1.0, 1.0])
+    with pytest.raises(ValueError, match=f"each of the 3 {output} outputs, got 1"):
+        fit_classifier(_model(output=output), one, three, None, ClassifierTraining(LOOP, None))
+    fit_classifier(_model(output=output), three, three, None, ClassifierTraining(LOOP, None))
+
+
+def test_kappa_does_not_select_among_several_labels() -> None:
+    data = _images(labels=[0.0, 1.0, 1.0])
+    with pytest.raises(ValueError, match="kappa needs one label per image, the model has 3 sigmoid outputs"):
+        fit_classifier(
+            _model(output="sigmoid"), data, data, None, ClassifierTraining(LOOP, None, selection_metric="kappa")
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool])
+def test_class_labels_may_be_any_whole_numbers(dtype: torch.dtype) -> None:
+    data = [(image, label % 2) for image, label in _images()]
+    some = [(image, torch.tensor(label, dtype=dtype)) for image, label in data]
+    weighted = ClassifierTraining(LOOP, None, class_weights=(1.0, 2.0, 3.0))
+    trained = [fit_classifier(_model(), part, part, None, weighted) for part in (data, some)]
+    assert trained[0].fingerprint() == trained[1].fingerprint()
 
 
 def test_a_surrogate_and_an_explainer_need_no_labels() -> None:
