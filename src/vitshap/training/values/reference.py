@@ -121,9 +121,16 @@ def reference_set(
     count: int,
     budget: int,
     progress: Callable[[int, int], object] | None = None,
+    replace_others: bool = False,
 ) -> ReferenceSet:
-    """Compute reference values of ``count`` images into ``folder``, or load them from there."""
+    """Compute reference values of ``count`` images into ``folder``, or load them from there.
+
+    ``replace_others``: remove what is there of another number of images or evaluations, which is an error otherwise.
+    """
     pixels, labels = sample_images(evaluate.model, data, count)
+    before = truth.specification_of(folder) if replace_others else None
+    if before is not None and (before.num_inputs, before.budget) != (len(pixels), budget):
+        shutil.rmtree(folder)
 
     def game_of(part: slice) -> Game:
         return evaluate.model.game(pixels[part].to(evaluate.dtype))
@@ -161,8 +168,6 @@ def calibrate_on_validation(
         f"learning the errors of the values on {count} validation images, {config.evaluations:,} evaluations each",
         highlight=False,
     )
-    before = truth.specification_of(folder)
-    if before is not None and (before.num_inputs, before.budget) != (count, config.evaluations):
-        shutil.rmtree(folder)
-    known = reference_set(folder, Evaluator(explainer.surrogate), val, count=count, budget=config.evaluations)
+    evaluate, budget = Evaluator(explainer.surrogate), config.evaluations
+    known = reference_set(folder, evaluate, val, count=count, budget=budget, replace_others=True)
     return calibrate(explainer, known.pixels, known.truth)
