@@ -16,6 +16,7 @@ from tests.data import trees
 from tests.full_disk import full_disk
 from vitshap import files
 from vitshap.data import StreamedPixels
+from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel, Preprocess, wrap
 from vitshap.training import checkpoints
 from vitshap.training.batches import Images
@@ -24,7 +25,7 @@ from vitshap.training.explainer import fit_explainer, make_store
 from vitshap.training.fit import fit_classifier, fit_surrogate
 from vitshap.training.loop import BEST, Task, TrainingDiverged, train
 from vitshap.training.values.store import Evaluator
-from vitshap.training.values.validation import FILE
+from vitshap.training.values.validation import FILE, ValidationSet
 
 LOOP = LoopConfig(epochs=1, batch_size=4)
 PAPER = ExplainerTraining("paper", LOOP, None, coalitions=2, validation_coalitions=2)
@@ -100,6 +101,34 @@ def test_class_labels_may_be_any_whole_numbers(dtype: torch.dtype) -> None:
     assert trained[0].fingerprint() == trained[1].fingerprint()
 
 
+@pytest.mark.filterwarnings("ignore:.*the drive does not answer")
+def test_validation_images_that_fail_for_a_while_do_not_shift_the_others() -> None:
+    pixels, failing = torch.stack([image for image, _ in _images(200)]), set[int]()
+
+    class Drive:
+        def __len__(self) -> int:
+            return len(pixels)
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            if index in failing:
+                raise OSError("the drive does not answer")
+            return pixels[index], 0
+
+    model = _model()
+    explainer = Explainer(model).eval()
+    images = Images(model, StreamedPixels(Drive(), None, device="cpu"), None, seed=0)
+    whole = ValidationSet(None, Evaluator(model), images, pairs=2)
+    every = whole.losses(explainer, 20)["loss"]
+    failing.add(3)
+    without = whole.losses(explainer, 20)["loss"]
+    part = ValidationSet(None, Evaluator(model), images, pairs=2)
+    assert part.losses(explainer, 20)["loss"] == pytest.approx(without, rel=1e-5)
+    failing.clear()
+    assert part.losses(explainer, 20)["loss"] == pytest.approx(without, rel=1e-5)
+    assert whole.losses(explainer, 20)["loss"] == every
+    assert without != every
+
+
 def test_a_surrogate_and_an_explainer_need_no_labels() -> None:
     alone = [image for image, _ in _images()]
     fit_surrogate(_model(), alone, alone, None, SurrogateTraining(LOOP, augmentation=None))
@@ -163,6 +192,12 @@ class _Squared(torch.nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x).square().mean()
+
+
+@pytest.mark.parametrize("weights", [(1.0, -1.0, 1.0), (0.0, 0.0, 0.0), ()])
+def test_class_weights_that_reward_mistakes_or_nothing_are_refused(weights: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="class_weights must be 0 or more, and not all 0"):
+        ClassifierTraining(class_weights=weights)
 
 
 def test_class_weights_are_one_per_class() -> None:
