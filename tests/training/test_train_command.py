@@ -115,6 +115,16 @@ def test_the_values_of_a_trained_explainer_have_standard_errors(tmp_path: Path) 
     assert Explainer.from_pretrained(tmp_path / "out" / "bundle").calibration is None
 
 
+def test_oversampling_that_the_output_does_not_allow_is_refused_before_any_training(tmp_path: Path) -> None:
+    images, out = trees.class_folders(tmp_path / "images", {"a": 10, "b": 10}), tmp_path / "out"
+    settings = ["model.output=sigmoid", "explainer.values.low_confidence_oversampling=2"]
+    settings += [f"{stage}.loop.{key}" for stage in STAGES for key in ("epochs=1", "batch_size=8")]
+    code, said = _invoke("digits", "--data", images, "--out", out, "--device", "cpu", settings=settings)
+    assert code != 0
+    assert 'low_confidence_oversampling needs output "softmax", not "sigmoid": set it to 1' in " ".join(said.split())
+    assert not (out / "classifier").exists()
+
+
 def test_killed_and_continued_equals_uninterrupted(tmp_path: Path) -> None:
     settings = ["explainer.values.allocation=shapley", *_few(epochs=3, batch=300)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
