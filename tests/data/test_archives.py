@@ -103,6 +103,24 @@ def test_a_truncated_archive_leaves_no_files(tmp_path: Path, name: str) -> None:
     assert sorted(item.name for item in tmp_path.iterdir()) == sorted([name, "folder"])
 
 
+def test_a_tar_that_is_damaged_between_its_files_is_not_taken_for_a_shorter_one(tmp_path: Path) -> None:
+    trees.class_folders(tmp_path / "photos", {"a": 10, "b": 10})
+    path = tmp_path / "photos.tar"
+    with tarfile.open(path, "w") as tape:
+        tape.add(tmp_path / "photos", "photos")
+    whole = path.read_bytes()
+    with tarfile.open(path) as tape:
+        header = tape.getmembers()[15].offset
+    for damaged in (whole[: header + 100], whole[:header] + b"?" + whole[header + 1 :]):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=f"photos.tar cannot be unpacked.*damaged at byte {header:,}"):
+            load_data(path)
+        assert not list(tmp_path.glob("*unpacked*"))
+    path.write_bytes(whole[:header])
+    with pytest.warns(UserWarning, match="photos.tar has no end: it may have been cut off"):
+        unpacked(path)
+
+
 def test_an_unwritable_folder_is_reported(tmp_path: Path) -> None:
     _pack(trees.class_folders(tmp_path / "folder", {"a": 4, "b": 4}), tmp_path / "set.zip")
     (tmp_path / "file").write_text("in the way")

@@ -67,6 +67,24 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     assert load_data(tmp_path).train.class_names == ("plane", "train")
 
 
+@pytest.mark.parametrize("part", ["train", "val", "test"])
+def test_an_image_beside_the_class_folders_of_a_part_is_reported(tmp_path: Path, part: str) -> None:
+    for name in ("train", "val", "test"):
+        trees.class_folders(tmp_path, {"a": 5, "b": 5}, f"{name}/")
+    shutil.copy(next((tmp_path / "train/a").iterdir()), stray := tmp_path / part / "overview.jpg")
+    with pytest.raises(ValueError, match=f"{part}/overview.jpg is outside of the class folders"):
+        load_data(tmp_path)
+    stray.unlink()
+    assert load_data(tmp_path).train.class_names == ("a", "b")
+
+
+def test_images_in_hidden_folders_are_left_out(tmp_path: Path) -> None:
+    trees.class_folders(tmp_path, {"a": 10, "b": 10})
+    for hidden in (".ipynb_checkpoints", ".thumbnails", "__MACOSX"):
+        shutil.copytree(tmp_path / "b", tmp_path / "a" / hidden)
+    assert [part.class_counts().tolist() for part in load_data(tmp_path)] == [[8, 8], [1, 1], [1, 1]]
+
+
 def test_imagenette_is_recognised_and_compared_with_its_known_split(tmp_path: Path) -> None:
     for part, count in (("train", 2), ("val", 3)):
         trees.class_folders(tmp_path / "imagenette2-160", dict.fromkeys(IMAGENETTE_CLASSES, count), f"{part}/")

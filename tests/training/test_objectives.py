@@ -14,6 +14,7 @@ from vitshap.training.objectives import (
     class_importance,
     class_weights,
     classification_loss,
+    classification_metrics,
     explainer_loss,
     surrogate_loss,
     uniform_explanation,
@@ -62,6 +63,17 @@ def test_classification_losses() -> None:
     pair = torch.tensor([1.0, 4.0])
     torch.testing.assert_close(classification_loss(one, binary, "sigmoid", pair), (pair[binary] * losses).mean())
     torch.testing.assert_close(classification_loss(one, binary, "identity"), (one[:, 0] - binary).square().mean())
+
+
+def test_smoothed_labels_are_of_the_class_that_they_are_nearer_to() -> None:
+    logits, hard = torch.tensor([[3.0], [-3.0], [2.0], [-1.0]]), torch.tensor([1, 0, 1, 0])
+    smooth = 0.05 + 0.9 * hard
+    found = classification_metrics(logits, smooth, "sigmoid")
+    assert (found["accuracy"], found["kappa"]) == (1, 1)
+    loss = -(smooth * logits[:, 0].sigmoid().log() + (1 - smooth) * (-logits[:, 0]).sigmoid().log())
+    weights = torch.tensor([1.0, 4.0])
+    by_hand = ((1 - smooth) * weights[0] + smooth * weights[1]) * loss
+    torch.testing.assert_close(classification_loss(logits, smooth, "sigmoid", weights), by_hand.mean())
 
 
 def test_muras_weights_make_the_frequent_class_count_more_and_balanced_ones_less() -> None:

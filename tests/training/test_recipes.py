@@ -324,3 +324,13 @@ def test_a_pattern_of_groups_can_be_given_on_the_command_line(tmp_path: Path) ->
     assert given.groups == r"/(s\d+|t\d+)-"
     groups = [set(part.groups or ()) for part in load_data(given.source, groups=given.groups)]
     assert sum(len(group) for group in groups) == len(set.union(*groups)) == 12
+
+
+def test_settings_that_depend_on_one_another_may_come_in_any_order() -> None:
+    both = ["model.output=identity", "classifier=null"]
+    assert load_recipe("digits", settings=both) == load_recipe("digits", settings=both[::-1])
+    again = load_recipe("digits", settings=["classifier=null", "classifier.loop.epochs=3", "classifier.loop.seed=4"])
+    assert again.classifier is not None
+    assert (again.classifier.loop.epochs, again.classifier.loop.seed) == (3, 4)
+    assert again.classifier.loop.batch_size == 64  # a group that was null starts from the defaults of its class
+    assert load_recipe("digits", settings=["classifier.loop.epochs=3", "classifier=null"]).classifier is None

@@ -105,9 +105,24 @@ def test_the_values_of_a_trained_explainer_have_standard_errors(tmp_path: Path) 
     assert stderr is not None
     assert float(stderr.min()) > 0
     words = ("digits", "--out", tmp_path / "out", "--resume", "--device", "cpu")
+    code, said = _invoke(*words, settings=[*_few(batch=300), "calibration.images=30"])
+    assert code == 0, said
+    again = Explainer.from_pretrained(tmp_path / "out" / "bundle").calibration
+    assert again is not None
+    assert again.images == 30
     code, said = _invoke(*words, settings=[*_few(batch=300), "calibration=null"])  # no other training is needed
     assert code == 0, said
     assert Explainer.from_pretrained(tmp_path / "out" / "bundle").calibration is None
+
+
+def test_oversampling_that_the_output_does_not_allow_is_refused_before_any_training(tmp_path: Path) -> None:
+    images, out = trees.class_folders(tmp_path / "images", {"a": 10, "b": 10}), tmp_path / "out"
+    settings = ["model.output=sigmoid", "explainer.values.low_confidence_oversampling=2"]
+    settings += [f"{stage}.loop.{key}" for stage in STAGES for key in ("epochs=1", "batch_size=8")]
+    code, said = _invoke("digits", "--data", images, "--out", out, "--device", "cpu", settings=settings)
+    assert code != 0
+    assert 'low_confidence_oversampling needs output "softmax", not "sigmoid": set it to 1' in " ".join(said.split())
+    assert not (out / "classifier").exists()
 
 
 def test_killed_and_continued_equals_uninterrupted(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tests.data import trees
 from tests.full_disk import full_disk
 from vitshap import files
 from vitshap.data import StreamedPixels
+from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel, Preprocess, wrap
 from vitshap.training import checkpoints
 from vitshap.training.batches import Images
@@ -24,7 +25,7 @@ from vitshap.training.explainer import fit_explainer, make_store
 from vitshap.training.fit import fit_classifier, fit_surrogate
 from vitshap.training.loop import BEST, Task, TrainingDiverged, train
 from vitshap.training.values.store import Evaluator
-from vitshap.training.values.validation import FILE
+from vitshap.training.values.validation import FILE, ValidationSet
 
 LOOP = LoopConfig(epochs=1, batch_size=4)
 PAPER = ExplainerTraining("paper", LOOP, None, coalitions=2, validation_coalitions=2)
@@ -63,6 +64,7 @@ def test_normalised_tensors_are_not_augmented() -> None:
         (3, "labels of 3 classes are 0 to 2, got 3 to 3"),
         (None, "some of these images have no label"),
         (1.0, "integers"),
+        ([0.0, 1.0, 0.0], r"one label, its class; these have the shape \[3\]"),
     ],
 )
 @pytest.mark.parametrize("streamed", [False, True])
@@ -72,6 +74,59 @@ def test_labels_that_cannot_be_learned(labels: Any, said: str, streamed: bool) -
     for parts in ((source, _images()), (_images(), source)):
         with pytest.raises(ValueError, match=said):
             fit_classifier(_model(), *parts, None, ClassifierTraining(LOOP, None))
+
+
+@pytest.mark.parametrize("output", ["sigmoid", "identity"])
+def test_every_output_but_those_of_softmax_needs_a_label(output: str) -> None:
+    one, three = _images(labels=1.0), _images(labels=[0.0, 1.0, 1.0])
+    with pytest.raises(ValueError, match=f"each of the 3 {output} outputs, got 1"):
+        fit_classifier(_model(output=output), one, three, None, ClassifierTraining(LOOP, None))
+    fit_classifier(_model(output=output), three, three, None, ClassifierTraining(LOOP, None))
+
+
+def test_kappa_does_not_select_among_several_labels() -> None:
+    data = _images(labels=[0.0, 1.0, 1.0])
+    with pytest.raises(ValueError, match="kappa needs one label per image, the model has 3 sigmoid outputs"):
+        fit_classifier(
+            _model(output="sigmoid"), data, data, None, ClassifierTraining(LOOP, None, selection_metric="kappa")
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool])
+def test_class_labels_may_be_any_whole_numbers(dtype: torch.dtype) -> None:
+    data = [(image, label % 2) for image, label in _images()]
+    some = [(image, torch.tensor(label, dtype=dtype)) for image, label in data]
+    weighted = ClassifierTraining(LOOP, None, class_weights=(1.0, 2.0, 3.0))
+    trained = [fit_classifier(_model(), part, part, None, weighted) for part in (data, some)]
+    assert trained[0].fingerprint() == trained[1].fingerprint()
+
+
+@pytest.mark.filterwarnings("ignore:.*the drive does not answer")
+def test_validation_images_that_fail_for_a_while_do_not_shift_the_others() -> None:
+    pixels, failing = torch.stack([image for image, _ in _images(200)]), set[int]()
+
+    class Drive:
+        def __len__(self) -> int:
+            return len(pixels)
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            if index in failing:
+                raise OSError("the drive does not answer")
+            return pixels[index], 0
+
+    model = _model()
+    explainer = Explainer(model).eval()
+    images = Images(model, StreamedPixels(Drive(), None, device="cpu"), None, seed=0)
+    whole = ValidationSet(None, Evaluator(model), images, pairs=2)
+    every = whole.losses(explainer, 20)["loss"]
+    failing.add(3)
+    without = whole.losses(explainer, 20)["loss"]
+    part = ValidationSet(None, Evaluator(model), images, pairs=2)
+    assert part.losses(explainer, 20)["loss"] == pytest.approx(without, rel=1e-5)
+    failing.clear()
+    assert part.losses(explainer, 20)["loss"] == pytest.approx(without, rel=1e-5)
+    assert whole.losses(explainer, 20)["loss"] == every
+    assert without != every
 
 
 def test_a_surrogate_and_an_explainer_need_no_labels() -> None:
@@ -137,6 +192,12 @@ class _Squared(torch.nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x).square().mean()
+
+
+@pytest.mark.parametrize("weights", [(1.0, -1.0, 1.0), (0.0, 0.0, 0.0), ()])
+def test_class_weights_that_reward_mistakes_or_nothing_are_refused(weights: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="class_weights must be 0 or more, and not all 0"):
+        ClassifierTraining(class_weights=weights)
 
 
 def test_class_weights_are_one_per_class() -> None:

@@ -9,11 +9,13 @@ devices), only inside the folder, and only a limited number of bytes (``MAX_RATI
 from __future__ import annotations
 
 import hashlib
+import io
 import lzma
 import os
 import shutil
 import tarfile
 import tempfile
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -150,6 +152,21 @@ def _plain_files(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
             content = tape.extractfile(member) if member.isfile() else None
             if content is not None:
                 yield member.name, content
+        _require_end(tape, archive)
+
+
+def _require_end(tape: tarfile.TarFile, archive: Path) -> None:
+    """Raise an error where reading stopped at a damaged header, which tarfile takes for the end of the archive."""
+    if not isinstance(tape.fileobj, io.BufferedReader):  # compressed: damage shows in its checksum
+        return
+    tape.fileobj.seek(tape.offset)
+    block = tape.fileobj.read(tarfile.BLOCKSIZE)
+    if any(block):
+        raise tarfile.ReadError(f"it is damaged at byte {tape.offset:,}")
+    if not block:
+        warnings.warn(
+            f"{archive} has no end: it may have been cut off, and some of its images be missing", stacklevel=2
+        )
 
 
 def _safe(name: str, archive: Path) -> PurePosixPath:

@@ -26,6 +26,7 @@ _PART_OF = {
     for name in names
     for ending in ("", "_set", "-set", "set")
 }
+_HIDDEN = (".", "__MACOSX")
 _CHEST_PATIENT = re.compile(r"(person\d+|NORMAL2-IM-\d+|IM-\d+)")
 IMAGENETTE_CLASSES = {
     "n01440764": "tench",
@@ -229,26 +230,35 @@ def _descend(root: Path) -> Path:
 def _parts(root: Path) -> dict[str, Path]:
     """Return the folders of official splits, if any; a folder named train with images directly in it is a class."""
     found: dict[str, Path] = {}
+    mixed: list[Path] = []
     for folder in _folders(root):
         part = _PART_OF.get(folder.name.lower())
-        if part is None or not _folders(folder) or _image_files(folder, deep=False):
+        if part is None or not _folders(folder):
+            continue
+        if stray := _image_files(folder, deep=False):
+            mixed += stray[:1] if len(_image_files(folder)) > len(stray) else []
             continue
         if part in found:
             raise ValueError(f"{root} has two folders for {part} images: {found[part].name} and {folder.name}")
         found[part] = folder
+    if mixed and all(folder.name.lower() in _PART_OF for folder in _folders(root)):
+        raise ValueError(f"{mixed[0]} is outside of the class folders beside it: move it into one of them or remove it")
     if found and "train" not in found and len(found) == len(_folders(root)):
         raise ValueError(f"{root} has folders of {' and '.join(found)} images, but none of training images (train)")
     return found if "train" in found else {}
 
 
 def _folders(root: Path) -> list[Path]:
-    hidden = (".", "__MACOSX")
-    return sorted(item for item in root.iterdir() if item.is_dir() and not item.name.startswith(hidden))
+    return sorted(item for item in root.iterdir() if item.is_dir() and not item.name.startswith(_HIDDEN))
 
 
 def _image_files(root: Path, *, deep: bool = True) -> list[Path]:
-    """Return the image files in a folder (and in its folders), sorted, without hidden files such as those of macOS."""
+    """Return the image files in a folder (and in its folders), sorted, without hidden ones: copies by other programs."""
     files = root.rglob("*") if deep else root.iterdir()
     return sorted(
-        file for file in files if file.suffix.lower() in _IMAGES and not file.name.startswith(".") and file.is_file()
+        file
+        for file in files
+        if file.suffix.lower() in _IMAGES
+        and not any(part.startswith(_HIDDEN) for part in file.relative_to(root).parts)
+        and file.is_file()
     )

@@ -165,10 +165,8 @@ def require_same(
     number of inputs or another surrogate is left to ``compute``, which names it.
     """
     folder = Path(folder)
-    if not (folder / RECORD).exists():
-        return
-    recorded = _read_record(folder)
-    if (recorded.num_inputs, recorded.surrogate) != (num_inputs, surrogate):
+    recorded = specification_of(folder)
+    if recorded is None or (recorded.num_inputs, recorded.surrogate) != (num_inputs, surrogate):
         return
     parts = {int(path.stem.removeprefix("part-")): path for path in folder.glob("part-*.safetensors")}
     for first, path in ({0: folder / TENSORS} if (folder / TENSORS).exists() else parts).items():
@@ -185,6 +183,11 @@ def require_same(
                     f"{folder} holds reference values of other images, or of other players or another removal: "
                     "choose another folder"
                 )
+
+
+def specification_of(folder: str | Path, /) -> Specification | None:
+    """Return the specification of the values in ``folder``, finished or not; None if there are none."""
+    return _read_record(Path(folder)) if (Path(folder) / RECORD).exists() else None
 
 
 def load(folder: str | Path, /, *, surrogate: str | None = None) -> Truth:

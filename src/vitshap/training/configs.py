@@ -99,6 +99,10 @@ class ClassifierTraining:
     ones are computed too.
     auto: compile if the training is estimated to take more than five minutes without."""
 
+    def __post_init__(self) -> None:
+        if isinstance(given := self.class_weights, tuple) and (min(given, default=0) < 0 or not any(given)):
+            raise ValueError(f"class_weights must be 0 or more, and not all 0, got {list(given)}")
+
 
 @dataclass(frozen=True)
 class SurrogateTraining:

@@ -87,6 +87,11 @@ def _fit_classifier(
     config = config or ClassifierTraining()
     if config.augmentation is not None and config.augmentation.paste:
         raise ValueError("a classifier cannot be trained on pasted images, whose labels do not change: set paste to 0")
+    if config.selection_metric == "kappa" and model.output == "sigmoid" and model.num_classes > 1:
+        raise ValueError(
+            f"Cohen's kappa needs one label per image, the model has {model.num_classes} sigmoid outputs: set "
+            "selection_metric to accuracy or loss"
+        )
     model = copy.deepcopy(model)
     model.classifier_fingerprint = None  # it becomes a model of its own, whatever it was derived from
     images = Images(model, data, config.augmentation, seed=config.loop.seed, compiled=config.compiled is True)

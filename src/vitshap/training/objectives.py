@@ -37,11 +37,12 @@ def surrogate_loss(classifier_logits: Tensor, surrogate_logits: Tensor, output: 
 def classification_loss(logits: Tensor, labels: Tensor, output: Output, class_weights: Tensor | None = None) -> Tensor:
     """Return the cross-entropy of ``logits`` (``[B, K]``), or the squared error for identity.
 
-    ``labels``: classes ``[B]`` for softmax, 0/1 ``[B]`` or ``[B, K]`` for sigmoid, numbers for identity.
+    ``labels``: classes ``[B]`` for softmax, 0 to 1 ``[B]`` or ``[B, K]`` for sigmoid, numbers for identity.
     ``class_weights`` (``[K]``) multiply the losses of classes; for one logit ``[2]``, those of 0 and of 1.
     """
     logits = logits.float()
     if output == "softmax":
+        labels = labels.long()
         if class_weights is None:
             return F.cross_entropy(logits, labels)
         # A plain mean: torch's own divides by the sum of the batch's weights, so the other samples would change a weight.
@@ -51,7 +52,8 @@ def classification_loss(logits: Tensor, labels: Tensor, output: Output, class_we
         return (logits - targets).square().mean()
     weight = None
     if class_weights is not None:
-        weight = class_weights[targets.long()] if logits.shape[-1] == 1 else class_weights.expand_as(logits)
+        one = logits.shape[-1] == 1
+        weight = torch.lerp(class_weights[0], class_weights[1], targets) if one else class_weights.expand_as(logits)
     return F.binary_cross_entropy_with_logits(logits, targets, weight=weight)
 
 
@@ -91,7 +93,7 @@ def classification_metrics(
     if output == "softmax":
         predicted = logits.argmax(1)
     else:
-        predicted, labels = (logits > 0).long(), labels.view_as(logits).long()
+        predicted, labels = (logits > 0).long(), (labels.view_as(logits) > 0.5).long()
     found["accuracy"] = float((predicted == labels).float().mean())
     if output == "softmax" or logits.shape[1] == 1:
         found["kappa"] = cohens_kappa(predicted.flatten(), labels.flatten())
@@ -111,10 +113,18 @@ def require_classes(labels: Tensor, model: MaskedModel) -> None:
     """Raise a ``ValueError`` for labels that ``model`` cannot learn: missing ones, or classes that it does not have."""
     if labels.is_floating_point() and bool(labels.isnan().any()):
         raise ValueError("a classifier is trained on pairs (image, label), but some of these images have no label")
-    if model.output == "softmax" and labels.ndim == 1:
+    if model.output == "softmax":
+        if labels.ndim > 1:
+            raise ValueError(
+                f"with softmax an image has one label, its class; these have the shape {list(labels.shape[1:])}"
+            )
         if labels.is_floating_point():
             raise ValueError(f"class labels must be integers, got {labels.dtype}")
         require_labels(labels, model.num_classes)
+    elif (given := labels[0].numel()) != model.num_classes:
+        raise ValueError(
+            f"an image needs a label for each of the {model.num_classes} {model.output} outputs, got {given}"
+        )
     if model.output == "sigmoid" and not 0 <= float(labels.min()) <= float(labels.max()) <= 1:
         raise ValueError(f"labels of a sigmoid output must be in [0, 1], got {labels.min():g} to {labels.max():g}")
 

@@ -44,6 +44,7 @@ from vitshap.training.recipes.recipe import STAGES, ModelSettings, Recipe, load_
 from vitshap.training.recipes.settings import SettingsError, differing_keys, from_plain, read_yaml, to_plain, to_yaml
 from vitshap.training.recipes.summary import announcement, in_words, summarise
 from vitshap.training.values.reference import calibrate_on_validation
+from vitshap.training.values.store import require_confidences
 
 RECIPE, IMAGES, DONE = "recipe.yaml", "images.json", "done.json"
 SUMMARY, BUNDLE, CALIBRATION = "summary.json", "bundle", "calibration"
@@ -90,6 +91,8 @@ def _run(
     from_main(lambda: check_images(splits, out))
     _say(console, f"building {recipe.model.name}")
     model = build_model(recipe.model, splits.train, keep_head=recipe.classifier is None).to(place)
+    if recipe.explainer.procedure == "values":  # before the other trainings, not after them
+        require_confidences(model, recipe.explainer.values.low_confidence_oversampling)
     recipe = _resolve_auto(recipe, model, len(splits.train))
     _say(console, announcement(recipe, model, splits, state))
     done = from_main(lambda: [name for name in STAGES if (out / name / DONE).is_file()])

@@ -113,7 +113,11 @@ def to_plain(value: Any) -> Any:
 
 
 def set_keys(default: T, assignments: Iterable[str]) -> T:
-    """Return ``default`` with assignments such as ``explainer.loop.epochs=3``, whose values are YAML."""
+    """Return ``default`` with assignments such as ``explainer.loop.epochs=3``, whose values are YAML.
+
+    Settings that depend on one another may be given in any order: they are checked together.
+    """
+    together: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
@@ -121,8 +125,24 @@ def set_keys(default: T, assignments: Iterable[str]) -> T:
         value = read_yaml(text, f"the value of {key.strip()}")
         for part in reversed(key.strip().split(".")):
             value = {part: value}
-        default = from_plain(default, value)
-    return default
+        if _replaces_group(together, value):  # such as classifier=null and then one of its keys: one after the other
+            default, together = from_plain(default, together), {}
+        together = _merged(together, value)
+    return from_plain(default, together)
+
+
+def _replaces_group(one: Any, other: Any) -> bool:
+    """Return whether a key is a group in one of two nested dicts, and in the other it is not."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return any(_replaces_group(one[key], other[key]) for key in one.keys() & other.keys())
+    return isinstance(one, dict) or isinstance(other, dict)
+
+
+def _merged(one: Any, other: Any) -> Any:
+    """Return ``one`` with the values of ``other``."""
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return other
+    return one | {key: _merged(one.get(key), value) for key, value in other.items()}
 
 
 def differing_keys(one: Any, other: Any, path: str = "") -> list[str]:

@@ -5,6 +5,7 @@ The surrogate is the game, so all values are its own. Images are spread evenly o
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -120,9 +121,16 @@ def reference_set(
     count: int,
     budget: int,
     progress: Callable[[int, int], object] | None = None,
+    replace_others: bool = False,
 ) -> ReferenceSet:
-    """Compute reference values of ``count`` images into ``folder``, or load them from there."""
+    """Compute reference values of ``count`` images into ``folder``, or load them from there.
+
+    ``replace_others``: remove what is there of another number of images or evaluations, which is an error otherwise.
+    """
     pixels, labels = sample_images(evaluate.model, data, count)
+    before = truth.specification_of(folder) if replace_others else None
+    if before is not None and (before.num_inputs, before.budget) != (len(pixels), budget):
+        shutil.rmtree(folder)
 
     def game_of(part: slice) -> Game:
         return evaluate.model.game(pixels[part].to(evaluate.dtype))
@@ -146,7 +154,8 @@ def calibrate_on_validation(
 ) -> Calibration | None:
     """Learn the standard errors of an explainer's values from validation images; None if these are too few.
 
-    Reference values are stored in ``folder``, so that an interrupted calibration continues.
+    Reference values are stored in ``folder``, so that an interrupted calibration continues. Those of another configuration
+    are replaced.
     """
     count = min(config.images, len(val))
     if count < FEWEST:
@@ -159,5 +168,6 @@ def calibrate_on_validation(
         f"learning the errors of the values on {count} validation images, {config.evaluations:,} evaluations each",
         highlight=False,
     )
-    known = reference_set(folder, Evaluator(explainer.surrogate), val, count=count, budget=config.evaluations)
+    evaluate, budget = Evaluator(explainer.surrogate), config.evaluations
+    known = reference_set(folder, evaluate, val, count=count, budget=budget, replace_others=True)
     return calibrate(explainer, known.pixels, known.truth)

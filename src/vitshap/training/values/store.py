@@ -262,9 +262,16 @@ def oversample_low_confidence(images: Images, model: MaskedModel, times: int) ->
     explain: their values are large, arise in coalitions of all sizes and are the noisiest. A repeated image is a sample of
     its own, with its own augmentation and coalitions.
     """
-    if model.output != "softmax":
-        raise ValueError(f'values.low_confidence_oversampling needs output "softmax", not "{model.output}"')
+    require_confidences(model, times)
     images.source = images.source.repeated(low_confidence(images, model).repeat(times - 1))
+
+
+def require_confidences(model: MaskedModel, times: int) -> None:
+    """Raise a ``ValueError`` if images of low confidence are to be repeated, but ``model`` has no confidence."""
+    if times > 1 and model.output != "softmax":
+        raise ValueError(
+            f'values.low_confidence_oversampling needs output "softmax", not "{model.output}": set it to 1'
+        )
 
 
 def low_confidence(images: Images, model: MaskedModel) -> Tensor:

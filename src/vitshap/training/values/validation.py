@@ -57,6 +57,7 @@ class ValidationSet:
         self.planned = (
             None if plan is None else _FixedCoalitions(plan.law, planned, plan.paired, f"{VALIDATION} by plan")
         )
+        self.indices = torch.empty(0, dtype=torch.long)  # of the images whose values are known, increasing
         stored = self._evaluate(evaluate) if folder is None else self._read_or_evaluate(folder / FILE, evaluate)
         self.full, self.values = stored["full"], stored["values"]  # [n, K], [n, S, K]
         self.planned_values = stored.get("planned_values")
@@ -73,17 +74,30 @@ class ValidationSet:
         All are in the explainer's unit of each output, as in training.
         """
         totals: dict[str, float] = {}
-        start = 0
+        count = 0
         for pixels, batch in self.images.in_order(batch_size):
-            here = slice(start, start := start + len(pixels))
+            here, known = self._rows(batch.indices)
+            pixels, indices = pixels[known], batch.indices[known]
+            if not len(pixels):
+                continue
+            count += len(pixels)
             base = explainer.base_values(pixels)
             values = explainer.values(pixels, self.full[here], base).float()
             with torch.autocast(pixels.device.type, enabled=False):
-                for name, loss in self._losses(values, base, batch.indices, here, explainer.scale).items():
+                for name, loss in self._losses(values, base, indices, here, explainer.scale).items():
                     totals[name] = totals.get(name, 0.0) + loss * len(pixels)
-        return {name: total / len(self.full) for name, total in totals.items()}
+        return {name: total / count for name, total in totals.items()}
 
-    def _losses(self, values: Tensor, base: Tensor, indices: Tensor, here: slice, scale: Tensor) -> dict[str, float]:
+    def _rows(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows of images whose values are known, and which of these images they are.
+
+        Images that are read again in every epoch need not be the same: a file or its drive may fail for a while.
+        """
+        rows = torch.searchsorted(self.indices, indices).clamp(max=len(self.indices) - 1)
+        known = self.indices[rows] == indices
+        return rows[known], known
+
+    def _losses(self, values: Tensor, base: Tensor, indices: Tensor, here: Tensor, scale: Tensor) -> dict[str, float]:
         values, base, full, true = (t / scale for t in (values, base, self.full[here], self.values[here]))
         coalitions = self.pairs(indices, self.images.seed)
         found = {
@@ -108,7 +122,8 @@ class ValidationSet:
         stored = None
         with suppress(ValueError):  # missing, damaged, or of another surrogate
             stored = read_tensors(path, {"inputs": inputs}) if inputs else None
-        if stored is not None:
+        if stored is not None and isinstance(self.images.source, CachedPixels):
+            self.indices = self.images.source.kept
             return {name: tensor.to(evaluate.model.device) for name, tensor in stored.items()}
         found = self._evaluate(evaluate)
         write_tensors(path, found, {"inputs": inputs})
@@ -130,14 +145,17 @@ class ValidationSet:
 
     def _evaluate(self, evaluate: Evaluator) -> dict[str, Tensor]:
         parts: dict[str, list[Tensor]] = {"full": [], "values": []}
+        indices = []
         most = max(self.pairs.count, self.planned.count if self.planned else 0)
         for pixels, batch in self.images.in_order(samples_at_once(most)):
             full, values = evaluate(pixels, self.pairs(batch.indices, self.images.seed))
+            indices.append(batch.indices)
             parts["full"].append(full)
             parts["values"].append(values)
             if self.planned is not None:
                 drawn = self.planned(batch.indices, self.images.seed)
                 parts.setdefault("planned_values", []).append(evaluate(pixels, drawn).values)
+        self.indices = torch.cat(indices)
         return {name: torch.cat(tensors) for name, tensors in parts.items()}
 
 
