@@ -93,8 +93,9 @@ class ValidationSet:
 
         Images that are read again in every epoch need not be the same: a file or its drive may fail for a while.
         """
-        rows = torch.searchsorted(self.indices, indices).clamp(max=len(self.indices) - 1)
-        known = self.indices[rows] == indices
+        stored = self.indices.to(indices.device)
+        rows = torch.searchsorted(stored, indices).clamp(max=len(stored) - 1)
+        known = stored[rows] == indices
         return rows[known], known
 
     def _losses(self, values: Tensor, base: Tensor, indices: Tensor, here: Tensor, scale: Tensor) -> dict[str, float]:
