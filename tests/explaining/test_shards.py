@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
+import tarfile
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import webdataset
@@ -211,6 +214,35 @@ def test_unreadable_shards_and_items_without_image(run: Run, tmp_path: Path) -> 
     done = run(*call)
     assert "train-0000.tar: 40 images, " in done.stdout
     assert "(2 were before)" in done.stdout
+
+
+def test_names_that_are_no_text(run: Run, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, content in (
+            (b"\xe9t\xe9.png", encoded(0)),
+            (b"\xff.txt", b"x"),
+            ("\N{SNOWMAN}.png".encode(), encoded(1)),
+        ):
+            member = tarfile.TarInfo(name.decode("utf-8", "surrogateescape"))
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    write_parquet(tmp_path / "b.parquet", image=[encoded(0), None], id=[b"0001", b"\xff"])
+    done = run("a.tar", "b.parquet", "--out", "out")
+    assert done.code == 1, done.stderr
+    assert explained_files(tmp_path / "out") == {
+        "a": ["\\udce9t\\udce9", "\\udcff", "\N{SNOWMAN}"],
+        "b": ["0001", "\\xff"],
+    }
+
+
+def test_a_column_that_is_there_twice(run: Run, tmp_path: Path) -> None:
+    twice = pa.table({"image": [encoded(0)]}).append_column("image", pa.array([encoded(1)]))
+    pq.write_table(twice, tmp_path / "a.parquet")
+    write_parquet(tmp_path / "b.parquet", image=[encoded(0)])
+    done = run("a.parquet", "b.parquet", "--out", "out")
+    assert done.code == 1
+    assert "error: a.parquet: it has 2 columns 'image'" in done.stderr
+    assert {*explained_files(tmp_path / "out")} == {"b"}
 
 
 def test_two_runs_in_one_folder(run: Run, explainer: BatchExplainer, tmp_path: Path) -> None:

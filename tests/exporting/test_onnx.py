@@ -178,6 +178,15 @@ def test_the_script_runs_where_torch_cannot_be_imported(exported: Exported, tmp_
         (tmp_path / "none" / missing).mkdir(parents=True)
         (tmp_path / "none" / missing / "__init__.py").write_text(f"raise ImportError('{missing} is not here')\n")
     photos = made.photos(tmp_path / "photos", 2)
+    grey = np.asarray(made.picture(8).convert("L"))
+    deep = {
+        "16.png": grey.astype(np.uint16) * 257,
+        "32.tif": grey.astype(np.int32) * 200,
+        "f.tif": np.float32(grey) / 255,
+    }
+    for name, levels in deep.items():
+        photos.append(tmp_path / "photos" / name)
+        Image.fromarray(levels).save(photos[-1])
     transparent = made.picture(7).convert("RGBA")
     transparent.putalpha(Image.linear_gradient("L").resize(transparent.size))
     transparent.save(photos[1])
@@ -205,7 +214,7 @@ def test_the_script_runs_where_torch_cannot_be_imported(exported: Exported, tmp_
     assert [line.partition(" cannot")[0] for line in gone.stderr.splitlines()] == [
         f"error: {tmp_path / name}" for name in ("none.png", "words.png")
     ]
-    assert [json.loads(line)["photo"] for line in gone.stdout.splitlines()] == [str(photo) for photo in photos]
+    assert [json.loads(line)["photo"] for line in gone.stdout.splitlines()] == [str(photo) for photo in photos[:2]]
     check = subprocess.run([sys.executable, "-c", "import torch"], env=blocked, capture_output=True, check=False)
     assert check.returncode != 0, "the test itself: torch must not be there"
 

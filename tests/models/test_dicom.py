@@ -152,6 +152,21 @@ def test_a_large_picture_inside_a_small_one_is_not_decoded(tmp_path: Path) -> No
         read_dicom(_file("CT_small.dcm"), most_pixels=128 * 128 - 1)
 
 
+def test_run_lengths_of_more_bytes_than_the_picture_has_are_not_decoded(tmp_path: Path) -> None:
+    dataset = pydicom.dcmread(_file("MR_small_RLE.dcm"))
+    high = b"\x81\x00" * 10_000  # 128 zeros each
+    low = b"\x81\x00" * 32  # 64 x 64
+    offsets = struct.pack("<16L", 2, 64, 64 + len(high), *[0] * 13)
+    dataset.PixelData = pydicom.encaps.encapsulate([offsets + high + low])
+    dataset.save_as(tmp_path / "bomb.dcm")
+    with pytest.raises(UnreadableDicom, match="another size than it says"):
+        read_dicom(tmp_path / "bomb.dcm")
+    offsets = struct.pack("<16L", 2, 64, 64 + len(low), *[0] * 13)
+    dataset.PixelData = pydicom.encaps.encapsulate([offsets + low + low + b"\0\0"])
+    dataset.save_as(tmp_path / "padded.dcm")
+    assert read_dicom(tmp_path / "padded.dcm").size == (64, 64)
+
+
 def test_only_files_with_the_magic_word_are_dicom(tmp_path: Path) -> None:
     made.picture(0).save(tmp_path / "photo.png")
     (tmp_path / "empty.dcm").touch()

@@ -123,9 +123,10 @@ def test_targets(client: httpx.Client, target: str, count: int) -> None:
 def test_photos_that_browsers_cannot_show_are_sent_back_as_pictures(client: httpx.Client) -> None:
     pydicom_data = pytest.importorskip("pydicom.data")
     radiograph = Path(pydicom_data.get_testdata_file("CT_small.dcm")).read_bytes()
-    tiff = io.BytesIO()
+    tiff, large = io.BytesIO(), io.BytesIO()
     Image.new("RGB", (40, 30), "red").save(tiff, "TIFF")
-    for content, size in ((radiograph, (128, 128)), (tiff.getvalue(), (40, 30))):
+    Image.new("RGB", (40, 30), "red").save(large, "TIFF", big_tiff=True)
+    for content, size in ((radiograph, (128, 128)), (tiff.getvalue(), (40, 30)), (large.getvalue(), (40, 30))):
         answer = client.post("/v1/explanations", content=content).json()
         kind, _, data = answer["picture"].partition(",")
         assert kind == "data:image/webp;base64"
@@ -185,6 +186,34 @@ def test_sampling_reports_its_progress(client: httpx.Client) -> None:
         assert ends == pytest.approx(expected, abs=1e-4)
     assert found.reliability == pytest.approx(progress[-1]["reliability"], abs=1e-3)
     assert [line["type"] for line in _lines(client)] == ["result"]
+
+
+def test_an_unexpected_error_is_an_answer_with_and_without_lines(
+    bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    with server(bundle) as (client, serving):
+        handles = [part.register_forward_hook(fail) for part in serving.models["small"].model.net.modules()]
+        plain = client.post("/v1/explanations", params={"method": "kernelshap"}, files=FORM)
+        assert _error(plain) == (500, "internal")
+        assert plain.headers["connection"] == "close"
+        last = _lines(client, method="kernelshap")[-1]
+        assert (last["type"], last["error"]["code"]) == ("error", "internal")
+        assert "out of memory" in caplog.text
+        for handle in handles:
+            handle.remove()
+        assert [line["type"] for line in _lines(client, method="kernelshap")][-1] == "result"
+
+
+def test_a_wrong_parameter_is_named_once(client: httpx.Client) -> None:
+    for value, why in (("many", "valid integer"), ("1", "greater than or equal to 2")):
+        answer = client.post("/v1/explanations", params={"method": "kernelshap", "budget": value}, files=FORM)
+        said = answer.json()["error"]["message"]
+        assert said.startswith("budget: ")
+        assert why in said
+        assert "None" not in said
 
 
 WRONG = {

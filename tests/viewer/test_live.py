@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from playwright.sync_api import Browser, Download
+from playwright.sync_api import Browser, Download, Route
 
 from tests import chromium
 from tests.chromium import DESKTOP, PHONE, Tab
@@ -284,6 +284,7 @@ def test_errors_are_shown_and_the_last_result_stays(
         click_patch(live, 1, 1)
         live.until("!document.querySelector('.viewer .fault').hidden")
         assert "is vitshap serve still running?" in page.locator(".viewer .fault").inner_text()
+        assert viewer(live, "now") is None, "the prediction was of other patches"
         page.unroute("**/v1/predictions*")
         click_patch(live, 2, 2)
         live.until("document.querySelector('.viewer .fault').hidden")
@@ -341,6 +342,145 @@ def test_drop_and_paste(live: Tab, photos: list[Path]) -> None:
     for kind, photo in zip(("drop", "paste"), photos, strict=True):
         live.page.evaluate(give, [kind, list(photo.read_bytes())])
         live.until(f"window.vitshap.panes[0]?.viewer?.name === '{kind}.png'")
+
+
+def held(live: Tab, address: str) -> list[Route]:
+    """Hold the page's requests of an address; ``release`` lets them go."""
+    routes: list[Route] = []
+    live.page.route(f"**/v1/{address}*", lambda route: routes.append(route))
+    return routes
+
+
+def wait_for_routes(live: Tab, routes: list[Route], count: int) -> None:
+    for _ in range(1500):
+        if len(routes) >= count:
+            return
+        live.page.wait_for_timeout(20)
+    raise AssertionError(f"{len(routes)} requests instead of {count}")
+
+
+def release(live: Tab, address: str, routes: list[Route]) -> None:
+    for route in routes:
+        route.continue_()
+    live.page.unroute(f"**/v1/{address}*")
+
+
+def test_another_photo_before_the_first_is_explained(live: Tab, photos: list[Path]) -> None:
+    routes = held(live, "explanations")
+    for count, photo in enumerate(photos, 1):
+        live.page.set_input_files("#file", photo)
+        wait_for_routes(live, routes, count)
+    release(live, "explanations", routes)
+    live.until("window.vitshap.panes[0]?.viewer?.curve")
+    assert viewer(live, "name") == photos[1].name
+    assert live.page.locator("article.card").count() == 1
+    assert live.page.get_by_role("button", name="Compare").is_visible()
+
+
+def test_another_model_before_the_photo_is_explained(live: Tab, photos: list[Path]) -> None:
+    select = live.page.locator("#model")
+    for photo, other in zip(photos, ("doubtful", "insects"), strict=True):
+        routes = held(live, "explanations")
+        live.page.set_input_files("#file", photo)
+        wait_for_routes(live, routes, 1)
+        select.select_option(other)
+        wait_for_routes(live, routes, 2)
+        release(live, "explanations", routes)
+        live.until(f"window.vitshap.panes[0]?.viewer?.model === '{other}'")
+        live.until("window.vitshap.panes[0].viewer.curve")
+        assert viewer(live, "name") == photo.name
+        assert viewer(live, "model") == select.input_value() == other
+        assert f"model={other}" in live.page.url
+
+
+def test_a_model_that_fails_is_not_the_chosen_one(browser: Browser, server: Server, photos: list[Path]) -> None:
+    with chromium.tab(browser, server.address) as live:
+        live.until("window.vitshap?.models.length === 2")
+        explain(live, photos[0])
+        live.page.route("**/v1/explanations*", lambda route: route.abort(), times=1)
+        live.page.locator("#model").select_option("doubtful")
+        live.until("!document.getElementById('fault').hidden")
+        assert live.page.locator("canvas.map").is_visible()
+        assert live.page.locator("#model").input_value() == viewer(live, "model") == "insects"
+        click_patch(live, 1, 1)
+        live.until("window.vitshap.panes[0].viewer.now !== null")
+        assert "model=insects" in live.page.url
+        assert live.page.locator(".warning").count() == 0, "the threshold is that of the model that explained the photo"
+
+
+def test_a_comparison_that_is_closed_before_it_is_there(live: Tab, photos: list[Path]) -> None:
+    explain(live, photos[0])
+    routes = held(live, "explanations")
+    live.page.get_by_role("button", name="Compare").click()
+    live.page.locator("dialog").get_by_role("button", name="doubtful").click()
+    wait_for_routes(live, routes, 1)
+    assert not live.page.get_by_role("button", name="Compare").is_visible()
+    live.page.get_by_role("button", name="Close", exact=True).first.click()
+    with live.page.expect_response("**/v1/explanations*"):
+        release(live, "explanations", routes)
+    live.page.wait_for_timeout(200)
+    assert live.page.evaluate("window.vitshap.panes.length") == live.page.locator("article.card").count() == 1
+    assert live.page.get_by_role("button", name="Compare").is_visible()
+    assert viewer(live, "sharedLimit") is None
+
+
+def test_a_photo_that_fails_while_another_is_explained(
+    browser: Browser, server: Server, photos: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "words.jpg").write_text("these are words")
+    with chromium.tab(browser, server.address) as live:
+        live.until("window.vitshap?.models.length === 2")
+        explain(live, photos[0])
+        routes = held(live, "explanations")
+        for count, photo in enumerate((photos[1], tmp_path / "words.jpg"), 1):
+            live.page.set_input_files("#file", photo)
+            wait_for_routes(live, routes, count)
+        release(live, "explanations", routes)
+        live.until("!document.getElementById('fault').hidden")
+        assert live.page.locator("canvas.map").is_visible(), "the last result stays"
+        assert live.page.locator(".busy").count() == 0
+
+
+def test_a_class_belongs_to_the_method_that_was_asked_for_it(live: Tab, server: Server, photos: list[Path]) -> None:
+    explain(live, photos[0])
+    live.page.locator(".chips select").select_option("leave-one-out")
+    live.until("window.vitshap.panes[0].viewer.explanations.has('leave-one-out')")
+    for method in ("explainer", "leave-one-out"):  # as of a model of many classes: the most probable ones alone
+        viewer(live, f"explanations.get('{method}').classes.splice(2)")
+    last = int(outputs(server, photos[0], []).argmin())
+    routes = held(live, "explanations")
+    live.page.locator(f'.bars button[data-index="{last}"]').click()
+    wait_for_routes(live, routes, 1)
+    live.page.get_by_role("button", name="Show the map by leave-one-out large").click()
+    release(live, "explanations", routes)
+    live.until("window.vitshap.panes[0].viewer.explanations.get('explainer').classes.length === 3")
+    assert viewer(live, "explanations.get('leave-one-out').classes.length") == 2
+    assert viewer(live, "explanation.method") == "leave-one-out"
+
+
+def test_the_curve_of_a_map_that_was_replaced_meanwhile(live: Tab, photos: list[Path]) -> None:
+    routes = held(live, "predictions")
+    live.page.set_input_files("#file", photos[0])
+    wait_for_routes(live, routes, 1)
+    live.page.evaluate("""() => {
+      const { viewer } = window.vitshap.panes[0];
+      const classes = viewer.explanation.classes.map((one) => ({ ...one, values: one.values.map((value) => -value) }));
+      viewer.replaceMethod({ ...viewer.explanation, classes });
+    }""")
+    release(live, "predictions", routes)
+    live.until("window.vitshap.panes[0].viewer.curve")
+    index, order = viewer(live, "index"), viewer(live, "curve.order")
+    values = viewer(live, f"explanation.classes.find((one) => one.index === {index}).values")
+    assert [values[player] for player in order] == sorted(values, reverse=True), "the order of the shown values"
+
+
+def test_another_photo_ends_the_sampling_of_the_last_one(live: Tab, photos: list[Path]) -> None:
+    explain(live, photos[0])
+    viewer(live, "methodView.budgets.set('refine', 16384)")
+    viewer(live, "methodView.add('refine', 65536) && 0")
+    live.until("document.querySelector('progress')?.value > 0")
+    with live.page.expect_event("requestfailed", lambda request: "method=refine" in request.url):
+        explain(live, photos[1])
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["mouse", "finger"])

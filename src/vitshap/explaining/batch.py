@@ -243,7 +243,7 @@ def as_photo(image: Any, name: Any = None, /) -> Photo | Failed:
     if isinstance(image, Mapping):
         path = image.get("path")
         image = path if image.get("bytes") is None else image["bytes"]
-    called = str(name) if name is not None else str(path or (image if isinstance(image, str | os.PathLike) else ""))
+    called = as_text(name if name is not None else path or (image if isinstance(image, str | os.PathLike) else ""))
     if image is None:
         return Failed(called, "there is no image")
     if isinstance(image, str | os.PathLike):
@@ -254,6 +254,13 @@ def as_photo(image: Any, name: Any = None, /) -> Photo | Failed:
     if isinstance(image, bytes | Image.Image | np.ndarray):
         return InMemory(image, called)
     return Failed(called, f"it is not an image but of type {type(image).__name__}")
+
+
+def as_text(name: Any, /) -> str:
+    """Return a name as text that any table can hold: what is not UTF-8 becomes an escape, ``\\xff`` or ``\\udcff``."""
+    if isinstance(name, bytes):
+        return name.decode("utf-8", "backslashreplace")
+    return str(name).encode("utf-8", "backslashreplace").decode()
 
 
 def _rows_of_failed(entry: Failed, players: int) -> _Rows:

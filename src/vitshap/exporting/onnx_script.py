@@ -32,8 +32,8 @@ def prepare(photo: Image.Image) -> np.ndarray:
         raise SystemExit("error: this model does not say how it wants photos; call explainer.onnx with its own pixels")
     channels, (height, width), resize = len(given["mean"]), given["size"], given["resize"]
     photo = ImageOps.exif_transpose(photo)
-    if photo.mode.startswith("I;16"):
-        photo = Image.fromarray((np.asarray(photo, dtype=np.float64) / 257).round().astype(np.uint8))
+    if photo.mode.startswith("I") or photo.mode == "F":
+        photo = scaled(photo)
     elif "transparency" in photo.info or photo.mode in ("RGBA", "LA", "PA", "La", "RGBa"):
         photo = photo.convert("RGBA")
         photo = Image.alpha_composite(Image.new("RGBA", photo.size, (255, 255, 255, 255)), photo)
@@ -50,6 +50,17 @@ def prepare(photo: Image.Image) -> np.ndarray:
     pixels = crop.reshape(height, width, channels).transpose(2, 0, 1) / np.float32(255)
     mean, std = (np.array(given[key], dtype=np.float32).reshape(-1, 1, 1) for key in ("mean", "std"))
     return (pixels - mean) / std
+
+
+def scaled(photo: Image.Image) -> Image.Image:
+    """Return a grey image of more than 8 bits in 8 bits: 16-bit ones by 1/257, floats in 0..1 by 255, as vitshap does."""
+    values = np.asarray(photo, dtype=np.float64)
+    full = 65535.0
+    if not photo.mode.startswith("I;16"):  # 32-bit integers or floats: the file does not define the value of white
+        scales = (1.0, 255.0, 65535.0) if photo.mode == "F" else (255.0, 65535.0)
+        greatest = float(np.nanmax(values, initial=0.0))
+        full = next((scale for scale in scales if greatest <= scale), greatest)
+    return Image.fromarray((np.nan_to_num(values / full, nan=0.0).clip(0, 1) * 255).round().astype(np.uint8))
 
 
 def open_graph(name: str) -> onnxruntime.InferenceSession:

@@ -11,6 +11,7 @@ import importlib
 import io
 import logging
 import os
+import struct
 import threading
 import warnings
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from PIL import Image
 
 _PREAMBLE, _MAGIC = 128, b"DICM"
 _DEFLATED = "1.2.840.10008.1.2.1.99"
+_RUN_LENGTHS = "1.2.840.10008.1.2.5"
 _PALETTE = tuple(
     f"{colour}PaletteColorLookupTable{part}" for colour in ("Red", "Green", "Blue") for part in ("Descriptor", "Data")
 )
@@ -157,12 +159,30 @@ def _check_compressed(dataset: Any, size: tuple[int, int]) -> None:
     """Raise if the compressed picture is larger than the file says: it would be decoded as a whole."""
     try:
         frame = importlib.import_module("pydicom.encaps").get_frame(dataset.PixelData, 0, number_of_frames=1)
-        with Image.open(io.BytesIO(frame)) as image:
-            found = image.size
+        if dataset.file_meta.TransferSyntaxUID == _RUN_LENGTHS:
+            fits = _runs_fit(frame, 2 * size[0] * size[1] + 64)  # twice: some files are padded
+        else:
+            with Image.open(io.BytesIO(frame)) as image:
+                fits = image.size == size
     except Exception:
-        return  # not a format of Pillow's (run lengths, JPEG-LS), or damaged: decoding will say so
-    if found != size:
+        return  # not a format of Pillow's (JPEG-LS), or damaged: decoding will say so
+    if not fits:
         _fail("it is a damaged DICOM file: its picture has another size than it says")
+
+
+def _runs_fit(frame: bytes, most: int) -> bool:
+    """Return whether no segment of run lengths (DICOM PS3.5, annex G) decodes to more bytes: two bytes become up to 128."""
+    count, *offsets = struct.unpack_from("<16L", frame)
+    starts = offsets[:count]
+    for at, end in zip(starts, [*starts[1:], len(frame)], strict=True):
+        found = 0
+        while at < min(end, len(frame)):
+            head = frame[at]
+            found += head + 1 if head < 128 else 257 - head if head > 128 else 0
+            at += head + 2 if head < 128 else 2 if head > 128 else 1
+            if found > most:
+                return False
+    return True
 
 
 def _picture(pydicom: Any, dataset: Any) -> Image.Image:

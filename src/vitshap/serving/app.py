@@ -1,6 +1,7 @@
 """The routes of ``vitshap serve``."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -27,6 +28,7 @@ STATIC = Path(__file__).parents[1] / "viewer" / "static"
 """The viewer's page and its files."""
 FORM_BYTES = 1 << 16
 """Bytes of a form besides the photo."""
+_LOG = logging.getLogger(__name__)
 _POST_ERRORS = (400, 401, 404, 408, 413, 415, 422, 429, 503)
 
 
@@ -223,6 +225,9 @@ async def _progress_lines(
                 yield encode({"type": "result", **found}) + b"\n"
     except ApiError as error:
         yield encode({"type": "error", **error.content()}) + b"\n"
+    except Exception:  # the response has begun: no other handler can answer any more
+        _LOG.exception("Error while streaming an explanation")
+        yield encode({"type": "error", **_internal().content()}) + b"\n"
     finally:
         job.cancel()
         gone.cancel()
@@ -287,13 +292,20 @@ def _add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, handler(lambda error: error))
     app.add_exception_handler(RequestValidationError, handler(_invalid_parameter))
     app.add_exception_handler(HTTPException, handler(_http_error))
-    app.add_exception_handler(Exception, handler(lambda _: ApiError(500, "internal", "an error of the server")))
+    app.add_exception_handler(Exception, handler(lambda _: _internal()))
+
+
+def _internal() -> ApiError:
+    """Return the error of an unexpected exception, after which uvicorn closes the connection."""
+    return ApiError(500, "internal", "an error of the server", {"Connection": "close"})
 
 
 def _invalid_parameter(error: RequestValidationError) -> ApiError:
     """Return which parameter is wrong and why, without its value."""
-    said = "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors())
-    return ApiError(422, "invalid_parameter", said[:500])
+    said: dict[str, str] = {}
+    for one in error.errors():  # of a parameter that may be absent, the first: others say that it is not
+        said.setdefault(str(one["loc"][1]), one["msg"])
+    return ApiError(422, "invalid_parameter", "; ".join(f"{name}: {why}" for name, why in said.items())[:500])
 
 
 def _http_error(error: HTTPException) -> ApiError:

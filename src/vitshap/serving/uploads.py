@@ -193,8 +193,8 @@ def decode_photo(content: bytes, limits: Limits) -> Opened:
 
 
 def shown_by_browsers(content: bytes) -> bool:
-    """Return whether browsers can show this photo: they cannot show DICOM and TIFF."""
-    return content[128:132] != b"DICM" and content[:4] not in (b"II*\0", b"MM\0*")
+    """Return whether browsers can show this photo: they cannot show DICOM and TIFF, of which there are several kinds."""
+    return content[128:132] != b"DICM" and content[:2] not in (b"II", b"MM")
 
 
 class _Form:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitshap.explaining.batch import as_photo
+from vitshap.explaining.batch import as_photo, as_text
 from vitshap.explaining.entries import Failed, printable
-from vitshap.explaining.photos import SUFFIXES, InMemory, Photo
+from vitshap.explaining.photos import SUFFIXES, Photo
 from vitshap.explaining.sinks import load_pyarrow
 
 TAR = (".tar", ".tar.gz", ".tgz")
@@ -133,9 +133,9 @@ def _read_tar(path: str, image: str | None) -> Iterator[Photo | Failed]:
 
 def _item(key: str, suffixes: Sequence[str], content: bytes | None, image: str | None) -> Photo | Failed:
     if content is not None:
-        return InMemory(content, key)
+        return as_photo(content, key)
     wanted = "image" if image is None else f"file .{image}"
-    return Failed(key, f"it has no {wanted}, only {', '.join('.' + one for one in suffixes)}")
+    return Failed(as_text(key), f"it has no {wanted}, only {', '.join('.' + as_text(one) for one in suffixes)}")
 
 
 def _require_end(path: str) -> None:
@@ -172,21 +172,27 @@ def _read_parquet(path: str, image: str | None, id: str | None) -> Iterator[Phot
 def _image_column(schema: Any, wanted: str | None) -> str:
     """Return the column of images: the given one, one of a customary name, or the only one that can hold images."""
     if wanted is not None:
-        if wanted not in schema.names:
-            raise UnreadableShard(f"it has no column {wanted!r}, only {', '.join(schema.names)}")
-        return wanted
-    found = [name for name in schema.names if _holds_images(str(schema.field(name).type))]
+        return _single(schema, wanted)
+    found = [field.name for field in schema if _holds_images(str(field.type))]
     customary = [name for name in IMAGE_COLUMNS if name in found]
     if customary or len(found) == 1:
-        return (customary or found)[0]
+        return _single(schema, (customary or found)[0])
     problem = f"several columns may hold images ({', '.join(found)})" if found else "no column holds images"
     raise UnreadableShard(f"{problem}, of {', '.join(schema.names)}: name it with --image-column")
 
 
 def _id_column(schema: Any, wanted: str | None) -> str | None:
-    if wanted is not None and wanted not in schema.names:
-        raise UnreadableShard(f"it has no column {wanted!r}, only {', '.join(schema.names)}")
-    return wanted or next((name for name in ID_COLUMNS if name in schema.names), None)
+    found = wanted or next((name for name in ID_COLUMNS if name in schema.names), None)
+    return None if found is None else _single(schema, found)
+
+
+def _single(schema: Any, name: str) -> str:
+    """Return the name of a column that is there once."""
+    if name not in schema.names:
+        raise UnreadableShard(f"it has no column {name!r}, only {', '.join(schema.names)}")
+    if schema.names.count(name) > 1:
+        raise UnreadableShard(f"it has {schema.names.count(name)} columns {name!r}")
+    return name
 
 
 def _holds_images(kind: str) -> bool:

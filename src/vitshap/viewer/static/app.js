@@ -37,7 +37,7 @@ async function decoded(address) {
 class Pane extends EventTarget {
   constructor(app, model) {
     super();
-    Object.assign(this, { app, model, viewer: null, file: null });
+    Object.assign(this, { app, model, viewer: null, file: null, turn: 0, asked: null });
     this.title = element("h2", {});
     this.headline = element("p", { class: "say" });
     this.messages = element("div", {});
@@ -47,29 +47,32 @@ class Pane extends EventTarget {
       element("div", { class: "pane-head" }, this.title, this.remove), this.headline, this.messages, this.body);
   }
 
-  // Explain a photo. The last result stays until the new one is there, and if there is an error.
-  async open(file, state = {}) {
-    const turn = this.turn = (this.turn ?? 0) + 1;
+  // Explain a photo. The last result stays until the new one is there, and if there is an error (false). What was asked
+  // last counts: null if that is something else meanwhile, or the pane was closed.
+  async open(file, state = {}, model = this.model) {
+    const turn = this.turn += 1;
+    this.asked = file;
     const photo = await showable(file);
+    if (this.turn !== turn) { return null; }
     const slow = setTimeout(() => { if (this.turn === turn) { status.hidden = false; } }, SLOW_MS);
-    const status = element("p", { class: "small", role: "status", hidden: true }, `${this.model.name} is explaining the photo \u2026`, element("progress", {}));
-    const waiting = element("div", { class: "busy" }, photo ? preview(photo) : null, status);
-    const before = [...this.body.childNodes];
-    this.body.replaceChildren(waiting);
+    const status = element("p", { class: "small", role: "status", hidden: true }, `${model.name} is explaining the photo \u2026`, element("progress", {}));
+    this.body.replaceChildren(element("div", { class: "busy" }, photo ? preview(photo) : null, status));
     this.app.fail(null);
     try {
-      const target = this.model.class_names && this.model.class_names.length <= 20 ? "all" : "top-5";
-      const method = this.model.methods.includes(state.method) ? state.method : undefined;
-      const answer = await this.app.backend.explain(file, { model: this.model.name, target, method });
-      if (this.turn !== turn) { return false; }
-      const explanation = readExplanation({ class_names: this.model.class_names, ...answer });
-      await this.show(explanation, photo ?? (answer.picture ? await decoded(answer.picture) : null), file, state);
+      const target = model.class_names && model.class_names.length <= 20 ? "all" : "top-5";
+      const method = model.methods.includes(state.method) ? state.method : undefined;
+      const answer = await this.app.backend.explain(file, { model: model.name, target, method });
+      const picture = photo ?? (answer.picture ? await decoded(answer.picture) : null);
+      if (this.turn !== turn) { return null; }
+      const explanation = readExplanation({ class_names: model.class_names, ...answer });
+      this.model = model;
+      await this.show(explanation, picture, file, state);
       return true;
     } catch (error) {
-      if (this.turn === turn) {
-        this.body.replaceChildren(...before);
-        this.app.fail(`${file.name || "The photo"} could not be explained: ${error.message}`);
-      }
+      if (this.turn !== turn) { return null; }
+      this.asked = this.file;
+      this.body.replaceChildren(...this.viewer ? [this.viewer.node] : []);
+      this.app.fail(`${file.name || "The photo"} could not be explained: ${error.message}`);
       return false;
     } finally { clearTimeout(slow); }
   }
@@ -122,6 +125,7 @@ export class App {
     this.backend = backend;
     this.models = [];
     this.panes = [];
+    this.first = null; // the pane whose first photo is being explained
     this.state = readAddress();
     this.next = null; // what the next chosen file is for: null, or "compare"
   }
@@ -186,19 +190,38 @@ export class App {
     this.next = null;
     if (!this.model) { this.early = file; return; } // explained when the models are there
     if (purpose === "compare" && this.panes.length === 1) { await this.addPane(this.panes[0].model, file); return; }
-    const pane = this.panes[0] ?? new Pane(this, this.model);
-    if (this.panes.length === 0) { byId("panes").append(pane.node); }
+    await this.explain(file);
+  }
+
+  // Explain a photo in the first pane; a model that cannot is not the chosen one any more if another one's result stays.
+  async explain(file) {
+    const pane = this.panes[0] ?? this.first ?? new Pane(this, this.model);
+    if (this.panes.length === 0 && this.first === null) {
+      this.first = pane;
+      byId("panes").append(pane.node);
+    }
     byId("empty").hidden = true;
-    const opened = await pane.open(file, this.panes.length === 0 ? this.state : {});
+    const opened = await pane.open(file, this.panes.length === 0 ? this.state : {}, this.model);
+    if (opened === null) { return; }
+    this.first = null;
     if (!opened && !pane.viewer) {
       pane.node.remove();
       byId("empty").hidden = false;
+      return;
+    }
+    if (!opened) {
+      this.model = pane.model;
+      byId("model").value = this.model.name;
     } else if (!this.panes.length) {
       this.panes.push(pane);
       pane.addEventListener("change", () => this.changed(pane));
       this.changed(pane);
     }
-    byId("compare").hidden = this.panes.length !== 1;
+    this.offerComparison();
+  }
+
+  offerComparison() {
+    byId("compare").hidden = this.panes.length !== 1 || byId("panes").childElementCount !== 1;
   }
 
   async addPane(model, file) {
@@ -206,23 +229,22 @@ export class App {
     pane.remove.hidden = false;
     byId("panes").append(pane.node);
     byId("panes").classList.add("two");
-    if (!await pane.open(file)) {
-      pane.node.remove();
-      byId("panes").classList.remove("two");
-      return;
-    }
-    this.panes.push(pane);
-    pane.addEventListener("change", () => this.changed(pane));
-    byId("compare").hidden = true;
-    this.changed(pane);
+    this.offerComparison();
+    const opened = await pane.open(file);
+    if (opened) {
+      this.panes.push(pane);
+      pane.addEventListener("change", () => this.changed(pane));
+      this.changed(pane);
+    } else if (opened === false) { this.close(pane); }
   }
 
   close(pane) {
+    pane.turn += 1; // what it still waits for is not shown
     pane.viewer?.close();
     pane.node.remove();
     this.panes = this.panes.filter((one) => one !== pane);
     byId("panes").classList.remove("two");
-    byId("compare").hidden = false;
+    this.offerComparison();
     this.changed(this.panes[0]);
   }
 
@@ -241,11 +263,8 @@ export class App {
 
   async changeModel(name) {
     this.model = this.models.find((one) => one.name === name);
-    const [pane] = this.panes;
-    if (pane) {
-      pane.model = this.model;
-      await pane.open(pane.file);
-    } else { writeAddress({ model: name }); }
+    const pane = this.panes[0] ?? this.first;
+    if (pane) { await this.explain(pane.asked); } else { writeAddress({ model: name }); }
   }
 
   // Two maps have one scale if their values have one unit, and the same patches are hidden where photo and grid are the same.

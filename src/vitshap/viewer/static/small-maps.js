@@ -174,6 +174,11 @@ export class Methods {
     return element("div", { class: "running" }, bar, said, button("Cancel", () => run.controller.abort(), { class: "cancel" }));
   }
 
+  // End all computations.
+  cancel() {
+    for (const { controller } of this.running.values()) { controller.abort(); }
+  }
+
   async add(name, budget = name === this.refiner() ? FIRST_BUDGET : undefined) {
     const { viewer } = this;
     const run = { controller: new AbortController(), progress: null, show: null };

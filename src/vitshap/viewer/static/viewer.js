@@ -195,17 +195,20 @@ export class Viewer extends EventTarget {
 
   // Another class: its map is already here, or the backend explains it.
   async choose(index) {
-    if (classOf(this.explanation, index) === null) {
+    const { explanation } = this;
+    this.chosen = index;
+    if (classOf(explanation, index) === null) {
       if (!this.canExplain) { return; }
       this.predictions.node.setAttribute("aria-busy", "true");
       try {
-        const found = await this.explain({ method: this.explanation.method, target: String(index) });
-        this.explanation.classes.push(...found.classes.filter((one) => classOf(this.explanation, one.index) === null));
+        const found = await this.explain({ method: explanation.method, target: String(index) });
+        explanation.classes.push(...found.classes.filter((one) => classOf(explanation, one.index) === null));
         this.fail(null);
       } catch (error) {
         this.fail(error.message);
         return;
       } finally { this.predictions.node.removeAttribute("aria-busy"); }
+      if (this.explanation !== explanation || this.chosen !== index) { return; } // something else was chosen meanwhile
     }
     this.index = index;
     this.draw();
@@ -287,7 +290,12 @@ export class Viewer extends EventTarget {
           this.map.sayNow(classOf(this.explanation, this.index).name, outputs[this.index], this.explanation.outputs);
           this.dispatchEvent(new Event("predicted"));
         }
-      } catch (error) { this.fail(error.message); }
+      } catch (error) {
+        this.now = null; // it was about other patches
+        this.predictions.draw();
+        this.curveView.draw();
+        this.fail(error.message);
+      }
     }
     this.asking = false;
   }
@@ -296,24 +304,31 @@ export class Viewer extends EventTarget {
   async needCurve() {
     const { explanation, index } = this;
     const key = `${explanation.method} ${index}`;
-    if (!this.backend || this.curves.has(key) || this.computing === key) { return; }
-    this.computing = key;
+    if (!this.backend || this.curves.has(key) || (this.computing?.explanation === explanation && this.computing.index === index)) { return; }
+    const job = this.computing = { explanation, index };
     const predict = async (coalitions) => {
       while (this.asking) { await new Promise((resolve) => { setTimeout(resolve, 50); }); }
-      if (this.computing !== key) { throw new DOMException("another curve is wanted", "AbortError"); }
+      if (this.computing !== job) { throw new DOMException("another curve is wanted", "AbortError"); }
       return this.backend.predict(this.file, coalitions, { model: this.model });
     };
     try {
-      this.curves.set(key, await computeCurve(explanation, index, predict));
+      const curve = await computeCurve(explanation, index, predict);
+      if (this.explanations.get(explanation.method) !== explanation) { return; } // its values were replaced meanwhile
+      this.curves.set(key, curve);
       this.curveView.draw();
       this.dispatchEvent(new Event("curve"));
     } catch (error) {
       if (error.name !== "AbortError") { this.fail(error.message); }
     }
-    if (this.computing === key) { this.computing = null; }
+    if (this.computing === job) { this.computing = null; }
   }
 
-  close() { this.computing = "closed"; this.backend = null; this.curveView.pause(); }
+  close() {
+    this.computing = null;
+    this.backend = null;
+    this.curveView.pause();
+    this.methodView.cancel();
+  }
 
   key(event) {
     const typing = event.target.closest("input:not([type=range]):not([type=radio]):not([type=checkbox]), select, textarea");
