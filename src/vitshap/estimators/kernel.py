@@ -191,8 +191,10 @@ class PlainState:
             psi, variance = _least_squares(x, y, weight)
             units = members ^ ~members[:, :1] if self._paired else members  # a pair in the other order is the same
             needed = 1 if self._paired and d == 2 else d  # two players have one pair, which is all there is to know
-            if len(units.unique(dim=0)) < needed:  # type: ignore[no-untyped-call]
-                variance = None  # coefficients that fit all values leave no residuals to tell their errors
+            # Coefficients that fit all values leave no residuals to tell their errors; a few units nearly always show that
+            # there are more.
+            if all(len(some.unique(dim=0)) < needed for some in (units[: 4 * d], units)):  # type: ignore[no-untyped-call]
+                variance = None
         else:
             psi, variance = _mean(2 * harmonic_number(d - 1) * weight * x, y)
         shape = (d, game.batch_size, game.num_outputs)
