@@ -1,5 +1,6 @@
 """The registry, reading targets, and what every method shares."""
 
+import gc
 from dataclasses import dataclass
 
 import pytest
@@ -380,6 +381,28 @@ def test_fewer_images_are_explained_at_a_time_where_memory_ends():
     images = random_images(model, 5)
     found, expected = (made(model)(images, target="all").values for made in (Hungry, TokenNorm))
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    "name", ["attention-rollout", "attnlrp", "kernelshap", "lrp", "refine", "smoothgrad-embedding"]
+)
+def test_nothing_of_an_explanation_is_left_in_memory(name: str):
+    """The graphs of a batch of images take gigabytes on a GPU, and Python looks for reference cycles rarely."""
+    explain = method(name, small_net())
+    images = random_images(explain.model, 2)
+
+    def tensors() -> int:
+        return sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
+
+    explain(images)  # the first call keeps what later ones use
+    gc.collect()
+    gc.disable()
+    try:
+        before = tensors()
+        explain(images)
+        assert tensors() == before
+    finally:
+        gc.enable()
 
 
 def test_scores_of_tokens_are_summed_into_players():

@@ -1,6 +1,8 @@
 """Gradient methods against captum and by what they must satisfy; RISE and leave-one-out against plain loops."""
 
 import copy
+import gc
+import weakref
 from typing import Any
 
 import captum.attr
@@ -175,3 +177,25 @@ def test_less_is_computed_at_once_where_memory_ends() -> None:
     assert fitting == 2
     with pytest.raises(torch.OutOfMemoryError):
         within_memory(lambda part: compute(part.new_zeros(3, 2)), inputs, 5)
+
+
+def test_memory_in_reference_cycles_is_free_before_less_is_computed() -> None:
+    alive: list[weakref.ref[Tensor]] = []
+
+    def compute(part: Tensor) -> tuple[Tensor, ...]:
+        assert all(one() is None for one in alive)
+        result = part.square()
+        alive.append(weakref.ref(result))
+        cycle: list[Any] = [result]
+        cycle.append(cycle)
+        if len(part) > 1:
+            raise torch.OutOfMemoryError("no memory left")
+        alive.clear()
+        return (part,)
+
+    gc.disable()
+    try:
+        (found,), _ = within_memory(compute, torch.arange(4.0), 4)
+    finally:
+        gc.enable()
+    torch.testing.assert_close(found, torch.arange(4.0))

@@ -27,7 +27,7 @@ from vitshap.reproduce import command, shapley, store
 from vitshap.reproduce.context import Context, Sources
 from vitshap.reproduce.measurements import reference_images
 from vitshap.reproduce.profiles import PROFILES, SMALL
-from vitshap.reproduce.runner import Runner, Task, named_tasks, tasks_of
+from vitshap.reproduce.runner import Runner, Task, beside, named_tasks, tasks_of
 from vitshap.reproduce.shapley import predictions, stored_truth, stored_values
 from vitshap.reproduce.sources import of_earlier_training, source_lines
 from vitshap.reproduce.specifications import ALL_METHODS, ESTIMATORS, EXPLAINERS, MAIN_METHODS, SPECIFICATIONS
@@ -210,6 +210,20 @@ def test_times_are_measured_beside_no_other_step(finished: Runner, tmp_path: Pat
     order = [line.split(":")[0] + (" started" if "started" in line else " ended") for line in lines]
     assert order == ["digits/removal started", "digits/removal ended", "digits/timing started", "digits/timing ended"]
     assert [one.record.get("jobs") for one in results] == [None, 2]
+
+
+def test_trainings_run_before_measurements_and_beside_none() -> None:
+    truth, removal, timing, train, ablation = named_tasks(
+        TINY, [f"digits/{name}" for name in ("truth", "removal", "timing", "train-surrogate", "ablation-unet")]
+    )
+    assert beside([], [truth, timing, train, ablation]) == [train, ablation]
+    assert beside([train], [truth, timing, ablation]) == [ablation]
+    assert beside([train], [truth, timing]) == []
+    assert beside([], [timing, truth, removal]) == [truth, removal]
+    assert beside([truth], [timing, removal]) == [removal]
+    assert beside([truth], [removal, ablation]) == [], "the training waits until no measurement runs"
+    assert beside([], [timing]) == [timing]
+    assert beside([timing], [removal]) == beside([timing], [train]) == beside([truth], [timing]) == []
 
 
 def test_results_of_networks_that_were_trained_again_are_not_used(finished: Runner, tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ class _Recording(AttentionOverride):
     def __init__(
         self, adapter: Adapter, leaf: Leaf, replace: Callable[[Tensor], Tensor] | None, rules: Rules | None = None
     ) -> None:
-        super().__init__(self._attention)
+        super().__init__()
         self.rules, self.replace = rules or Rules(), replace
         self.depth = len(adapter.blocks)
         self.length = adapter.prefix + adapter.grid[0] * adapter.grid[1]
@@ -193,9 +193,10 @@ class _Recording(AttentionOverride):
             return func(*args, **kwargs)  # a pooling head with a learned query: not recorded
         return super().__torch_function__(func, types, args, kwargs)
 
-    def _attention(
+    def attend(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float
     ) -> Tensor:
+        """Compute attention by the rules, and record its weights and its output."""
         scores = self.rules.scores(q, k, q.shape[-1] ** -0.5 if scale is None else scale)
         weights = self.rules.softmax(scores, bias)
         self.attention.append(weights)

@@ -33,11 +33,18 @@ class Attend(Protocol):
 
 
 class AttentionOverride(TorchFunctionMode):
-    """While active, every attention layer computes ``attend``."""
+    """While active, every attention layer computes a given function, or the ``attend`` of a subclass."""
 
-    def __init__(self, attend: Attend) -> None:
+    def __init__(self, given: Attend | None = None) -> None:
         super().__init__()
-        self.attend = attend
+        self._given = given
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, dropout: float
+    ) -> Tensor:
+        """Compute attention, as ``Attend``."""
+        assert self._given is not None
+        return self._given(q, k, v, bias, scale, dropout)
 
     def __torch_function__(
         self,

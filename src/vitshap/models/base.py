@@ -8,6 +8,7 @@ else (masking, packing, chunks, removal) is built on top of these. A new family 
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib
 from abc import ABC, abstractmethod
@@ -258,7 +259,8 @@ def within_memory(
         else:
             start += len(part)
             continue
-        # Outside the handler, whose traceback would keep tensors alive.
+        # Outside the handler, whose traceback would keep tensors alive; as would reference cycles.
+        gc.collect()
         torch.cuda.empty_cache()
         at_once = max(1, len(part) // 2)
     return tuple(torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True)), at_once

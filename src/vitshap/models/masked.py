@@ -42,6 +42,24 @@ class Prepared(NamedTuple):
     """Left, top, right, bottom in pixels of the original, float32 ``[B, 4]``; None for tensors."""
 
 
+class _Values:
+    """Computes the values of coalitions: not the game itself, which would then refer to itself and stay in memory."""
+
+    def __init__(self, model: MaskedModel, pixels: Tensor, players: Players, precision: Precision | None) -> None:
+        self.own_precision = False
+        self._model, self._pixels, self._players = model, pixels, players
+        self._fast = None if precision is None else FastValues(model, pixels, players, precision)
+        self._session: sessions.Session | None = None  # opened at the first evaluation
+
+    def __call__(self, coalitions: Coalitions) -> Tensor:
+        if self._fast is not None and not self.own_precision and (values := self._fast(coalitions)) is not None:
+            return values
+        model = self._model
+        with torch.no_grad(), evaluating(model.net), model.adapter.ready():
+            self._session = self._session or model.open_session(self._pixels)
+            return model.link(model.run_session(self._session, coalitions, self._players))
+
+
 class ImageGame(Game):
     """The game of a batch of images, which are embedded once and evaluated for any coalitions of their patches."""
 
@@ -52,20 +70,10 @@ class ImageGame(Game):
     ) -> None:
         self.players = players
         self.boxes = prepared.boxes
-        fast = None if precision is None else FastValues(model, prepared.pixels, players, precision)
-        session: sessions.Session | None = None  # opened at the first evaluation
-
-        def value(coalitions: Coalitions) -> Tensor:
-            nonlocal session
-            if fast is not None and not self._own_precision and (values := fast(coalitions)) is not None:
-                return values
-            with torch.no_grad(), evaluating(model.net), model.adapter.ready():
-                session = session or model.open_session(prepared.pixels)
-                return model.link(model.run_session(session, coalitions, players))
-
+        self._values = _Values(model, prepared.pixels, players, precision)
         present = players.player_mask
         super().__init__(
-            value,
+            self._values,
             num_players=players.num_players,
             num_outputs=model.num_classes,
             batch_size=len(prepared.pixels),
@@ -73,15 +81,14 @@ class ImageGame(Game):
             player_mask=None if bool(present.all()) else present.expand(len(prepared.pixels), -1),
         )
         self.class_names = model.class_names
-        self._own_precision = False
 
     def _end(self, member: bool) -> Tensor:
         """Evaluate the empty or the full coalition, in the model's own precision whatever the others are."""
-        self._own_precision = True
+        self._values.own_precision = True
         try:
             return super()._end(member)
         finally:
-            self._own_precision = False
+            self._values.own_precision = False
 
     def as_shapiq(self, target: ClassLike, /, *, index: int = 0) -> ShapiqGame:
         """Return class ``target`` (number or name) of image ``index`` as a game of the shapiq package."""

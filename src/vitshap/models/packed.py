@@ -10,6 +10,7 @@ Many coalitions are evaluated in chunks of a token budget, which is reduced when
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -143,7 +144,8 @@ def _evaluate_block(session: Session, rows: Rows, budget: int, note: Callable[[i
         else:
             start = end
             continue
-        # Outside the handler, whose traceback would keep the chunk's tensors alive.
+        # Outside the handler, whose traceback would keep the chunk's tensors alive; as would reference cycles.
+        gc.collect()
         torch.cuda.empty_cache()
         budget = max(1, int(lengths[start:end].sum()) // 2)
         note(budget)

@@ -44,6 +44,22 @@ class Task:
         return f"{self.setting.name}/{self.step}"
 
 
+def beside(running: Sequence[Task], ready: Sequence[Task]) -> list[Task]:
+    """Return those of the steps that are ready which may start while others run, in order.
+
+    Trainings go first, and beside no measurement: they leave a GPU waiting for the launches of small kernels, in which
+    time it computes those of other trainings, but each of these would wait for the long kernels of a measurement. Times of
+    methods are measured last, and beside no other step.
+    """
+    trainings = [task for task in ready if step(task.step).trains]
+    measurements = [task for task in ready if not step(task.step).trains and task.step != TIMING]
+    if any(not step(task.step).trains for task in running):
+        return [] if trainings or any(task.step == TIMING for task in running) else measurements
+    if running or trainings:
+        return trainings
+    return measurements or list(ready[:1])
+
+
 def specifications_of(names: Iterable[str]) -> list[Specification]:
     """Return the specifications of these ids; "all": every one."""
     found: dict[str, Specification] = {}
@@ -127,25 +143,19 @@ class Runner:
             raise ValueError(f"{task.name} is being run by another process") from error
 
     def run_together(self, tasks: Sequence[Task], jobs: int) -> list[stores.Result]:
-        """Run the steps in up to ``jobs`` processes, each when what it needs has finished, the first of them first.
+        """Run the steps in up to ``jobs`` processes, each when what it needs has finished; ``beside`` says which of them.
 
-        Most steps leave a GPU waiting for the launches of small kernels, in which time it computes those of others; times
-        of methods are measured alone. A step that fails does not end the others, but for those that need it. Every process
-        writes a log.
+        A step that fails does not end the others, but for those that need it. Every process writes a log.
         """
         waiting = {task.name: task for task in tasks if self.store.find(task.setting.name, task.step) is None}
         running: dict[str, SpawnProcess] = {}
         failed: list[str] = []
+        tasks_by_name = dict(waiting)
         try:
             while True:
                 ready = [task for task in waiting.values() if not self._missing(task)]
-                beside = [task for task in ready if task.step != TIMING]
-                if any(name.endswith(f"/{TIMING}") for name in running):
-                    beside = []
-                for task in beside[: jobs - len(running)]:
-                    running[task.name] = self._started(waiting.pop(task.name), jobs)
-                if not running and ready:
-                    running[ready[0].name] = self._started(waiting.pop(ready[0].name), 1)
+                for task in beside([tasks_by_name[name] for name in running], ready)[: jobs - len(running)]:
+                    running[task.name] = self._started(waiting.pop(task.name), 1 if task.step == TIMING else jobs)
                 if not running:
                     break
                 wait([process.sentinel for process in running.values()])

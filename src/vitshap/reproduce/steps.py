@@ -55,6 +55,11 @@ class Step:
         found = partial(function, **dict(self.options))(context, folder)
         return found if isinstance(found, tuple) else (found, {})
 
+    @property
+    def trains(self) -> bool:
+        """Whether it trains one network."""
+        return self.run.startswith("trainings:")
+
     def inputs(self, context: Context) -> str:
         """Return the hash of everything that the result depends on; the steps before it must have finished."""
         settings = {path: _at(context.described, path) for path in self.reads}
