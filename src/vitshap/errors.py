@@ -18,6 +18,8 @@ LISTED = 40
 """Most names that an error lists."""
 GRACE = 1.5
 """Seconds that an interrupted command has to end by itself."""
+HARMLESS = ("Attempting to run cuBLAS, but there was no current CUDA context",)
+"""Beginnings of warnings that commands do not show: PyTorch's, of what it then puts right itself."""
 
 
 class CommandError(RuntimeError):
@@ -109,7 +111,8 @@ def _ends_promptly(message: str) -> Iterator[Event]:
 
 
 def _show_in_a_line(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
-    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
+    if not str(message).startswith(HARMLESS):
+        print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def leave(code: int) -> None:

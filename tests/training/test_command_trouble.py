@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.data import trees
 from vitshap import files
 from vitshap.cli import app
 from vitshap.data import load_data
+from vitshap.errors import user_errors
 from vitshap.explainers import Explainer
 from vitshap.training.loop import BEST
 from vitshap.training.recipes import load_recipe
@@ -231,3 +233,11 @@ print("finished")
     assert process.returncode == 128 + number
     assert said == ""
     assert errors == "error: interrupted; the same command with --resume continues\n"
+
+
+def test_commands_show_no_warnings_of_what_pytorch_puts_right_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings(), user_errors():
+        warnings.simplefilter("always")
+        warnings.warn("Attempting to run cuBLAS, but there was no current CUDA context! (Triggered)", stacklevel=1)
+        warnings.warn("another\n warning", stacklevel=1)
+    assert capsys.readouterr().err == "warning: another warning\n"
