@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import ViTConfig, ViTForImageClassification
 
 from vitshap.data import Augmentation, Batch, CachedPixels, StreamedPixels, load_digits, open_pixels
@@ -15,9 +16,10 @@ from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel, wrap
 from vitshap.training.batches import Images
 from vitshap.training.configs import ExplainerTraining, ValuesConfig
-from vitshap.training.explainer import make_store, training_images
+from vitshap.training.explainer import ValuesStep, make_store, training_images
 from vitshap.training.values import store as values_store
 from vitshap.training.values.labels import NoiseWeighting
+from vitshap.training.values.pilot import default_plan
 from vitshap.training.values.store import LOW_CONFIDENCE, Evaluator, ValueStore
 from vitshap.training.values.validation import FILE, ValidationSet
 
@@ -179,6 +181,33 @@ def test_exact_values_have_the_least_held_out_loss(model: MaskedModel, tmp_path:
     written = (tmp_path / FILE).read_bytes()
     assert opened().losses(explainer, 32) == held_out.losses(explainer, 32)
     assert (tmp_path / FILE).read_bytes() == written
+
+
+def test_where_v0_differs_between_images_it_is_as_exact_as_the_values(
+    model: MaskedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU trains in bfloat16, but evaluates coalitions in float16."""
+    surrogate = model.with_removal("softmax")
+    explainer, digits = Explainer(surrogate), load_digits()
+    images = Images(surrogate, digits.train.subset(range(8)), None, seed=0)
+    store = ValueStore(Evaluator(surrogate), images, default_plan(surrogate), views=1, coalitions=4)
+    validation = ValidationSet(None, store.evaluate, images, pairs=2)
+    base_values, half = Explainer.base_values, []
+
+    def recorded(self: Explainer, pixels: Tensor) -> Tensor:
+        half.append(torch.is_autocast_enabled("cpu"))
+        return base_values(self, pixels)
+
+    def nothing(images: Tensor) -> tuple[Tensor, None]:
+        return torch.zeros(len(images), surrogate.num_players, surrogate.num_classes), None
+
+    monkeypatch.setattr(Explainer, "base_values", recorded)
+    monkeypatch.setattr(explainer.network, "outputs", nothing)  # bfloat16 ends the process on some CPUs
+    (batch,) = store.batches([torch.arange(8)], 0)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        ValuesStep(explainer, store.plan, ValuesConfig(), compiled=False)(*batch)
+        validation.losses(explainer, 8)
+    assert half == [False, False]
 
 
 def test_a_surrogate_without_finite_values_is_refused(model: MaskedModel) -> None:
