@@ -14,12 +14,13 @@ from vitshap.data import Augmentation, Batch, CachedPixels, StreamedPixels, load
 from vitshap.estimators.exact import exact
 from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel, wrap
+from vitshap.training import processes
 from vitshap.training.batches import Images
 from vitshap.training.configs import ExplainerTraining, ValuesConfig
 from vitshap.training.explainer import ValuesStep, make_store, training_images
 from vitshap.training.values import store as values_store
-from vitshap.training.values.labels import NoiseWeighting
-from vitshap.training.values.pilot import default_plan
+from vitshap.training.values.labels import NoiseWeighting, Plan
+from vitshap.training.values.pilot import default_plan, plan_evaluations
 from vitshap.training.values.store import LOW_CONFIDENCE, Evaluator, ValueStore
 from vitshap.training.values.validation import FILE, ValidationSet
 
@@ -146,6 +147,28 @@ def test_views_differ_and_the_description_counts(model: MaskedModel) -> None:
     assert not torch.equal(first.pixels, second.pixels)
     assert not torch.equal(first.coalitions, second.coalitions)
     assert store.describe().startswith("840 evaluations: 3 views of 40 samples, 6 coalitions each")
+
+
+def test_every_process_draws_the_coalitions_of_the_main_one(
+    model: MaskedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU that evaluates fewer coalitions at once, for lack of memory, rounds otherwise; here it is the precision."""
+    images, config = Images(model, load_digits().train.subset(range(32)), None, seed=0), ValuesConfig(2, 8)
+
+    def plan(dtype: torch.dtype) -> Plan:
+        evaluate = Evaluator(model)
+        evaluate._convert(dtype)
+        return plan_evaluations(evaluate, images, config)
+
+    main, own = plan(torch.float32), plan(torch.float16)
+    assert not torch.equal(own.law.size_probabilities, main.law.size_probabilities)
+    tensors = {"law": main.law.size_probabilities, "curve": main.curve, "class_noise": main.class_noise}
+    about = [main.paired, main.typical_noise, main.relative_noise]
+    monkeypatch.setattr(processes, "tensors_from_main", lambda read: (tensors, about))
+    got = plan(torch.float16)
+    for name, tensor in tensors.items():
+        assert torch.equal(got.law.size_probabilities if name == "law" else getattr(got, name), tensor)
+    assert [got.paired, got.typical_noise, got.relative_noise] == about
 
 
 @pytest.mark.parametrize("planned", [False, True])
