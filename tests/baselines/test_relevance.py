@@ -278,3 +278,16 @@ def test_the_prediction_comes_from_the_same_pass(name: str) -> None:
         torch.testing.assert_close(explanation.prediction, expected, atol=1e-6, rtol=1e-5)
     handle.remove()
     assert len(calls) == 2 * (2 if name == "lrp" else 1)  # lrp runs once more, in float64
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_norms_of_large_activations_pass_relevance_on_in_half_precision(dtype: torch.dtype) -> None:
+    """The squares of activations above 256 are beyond float16."""
+    found = []
+    for one in (dtype, torch.float32):
+        x = torch.tensor([[400.0, -8.0, 3.0, 40.0]], dtype=one, requires_grad=True)
+        y = torch.nn.functional.rms_norm(x.float(), (4,)).to(one)
+        LibraGradRules().norm(x, y, None, None, 1e-6, False).sum().backward()
+        assert x.grad is not None
+        found.append(x.grad.float())
+    torch.testing.assert_close(*found, rtol=1e-2, atol=0)

@@ -1,5 +1,7 @@
 """What comes out of the stream is what the explainer says of each photo, in order, whatever is among them."""
 
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from torch import Tensor
 from tests.explaining import made
 from vitshap.explainers import Explainer
 from vitshap.explaining import CannotExplain, Explained, Failed, Source, explain_photos, open_bundle
+from vitshap.explaining.stream import Prepared, explain_or_fail, model_batch, prepare_photo
 from vitshap.game import Game
 from vitshap.methods import Attribution, Method, method, target_from_words
 
@@ -137,6 +140,25 @@ def test_an_image_that_cannot_be_explained_does_not_take_others_with_it(tmp_path
     assert entries[4].reason == "not explained: too dark"
     with pytest.raises(CannotExplain, match="too dark"):
         list(explain_photos([paths[4]], source))
+
+
+def test_of_a_batch_that_does_not_fit_nothing_is_kept_while_its_halves_are_explained(
+    source: Source, tmp_path: Path
+) -> None:
+    prepared = [prepare_photo(path, source.model) for path in made.photos(tmp_path, 4)]
+    ready = [one for one in prepared if isinstance(one, Prepared)]
+    refused: list[weakref.ref[Tensor]] = []
+
+    def explain(photos: Sequence[Prepared]) -> list[int]:
+        assert all(one() is None for one in refused), "tensors of a batch that failed take the room of the next"
+        pixels = model_batch(photos, source)
+        if len(photos) > 1:
+            refused.append(weakref.ref(pixels))
+            raise torch.OutOfMemoryError("no memory left")
+        return [len(pixels)]
+
+    assert explain_or_fail(ready, explain, False) == [1, 1, 1, 1]
+    assert len(refused) == 3
 
 
 def test_photos_are_taken_as_they_are_needed(source: Source, tmp_path: Path) -> None:

@@ -4,11 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from tests.models import nets
 from vitshap.models import wrap
+from vitshap.models.attention import VariableLength
 from vitshap.players import blocks
 
 
@@ -152,3 +155,26 @@ def test_gradients_are_the_same_from_run_to_run(name: str) -> None:
         model.logits(pixels, coalitions).square().sum().backward()
         found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+@pytest.mark.parametrize("width", [8, 12])
+def test_heads_of_any_width_attend_within_sequences_of_unequal_length(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's kernel is for GPUs, and takes widths that are multiples of eight only."""
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    lengths = [3, 1, 5]
+
+    def within(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # [T, H, c]
+        parts = zip(*(x.transpose(0, 1).split(lengths, 1) for x in (q, k, v)), strict=True)
+        return torch.cat([F.scaled_dot_product_attention(*own) for own in parts], 1).transpose(0, 1)
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+        assert q.shape[-1] % 8 == 0, "head_size must be a multiple of 8"
+        return within(q, k, v)
+
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
+    q, k, v = torch.randn(3, 1, 2, sum(lengths), width, generator=torch.Generator().manual_seed(0))
+    attend = VariableLength(torch.tensor([0, 3, 4, 9], dtype=torch.int32), 5)
+    expected = within(*(x[0].transpose(0, 1) for x in (q, k, v)))
+    torch.testing.assert_close(attend(q, k, v, None, None, 0.0)[0].transpose(0, 1), expected)

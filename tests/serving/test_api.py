@@ -7,6 +7,7 @@ import io
 import json
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -25,8 +26,10 @@ from vitshap import Explainer
 from vitshap.explaining import explain_photos, open_bundle
 from vitshap.explaining.sinks import record
 from vitshap.methods import method
+from vitshap.serving.models import ModelChoice, ServedModel
 from vitshap.serving.schemas import ExplanationResponse, ModelList, PredictionsResponse
 from vitshap.serving.uploads import Limits
+from vitshap.serving.worker import Job
 
 FORM = {"image": ("any.png", photo(), "image/png")}
 
@@ -302,6 +305,27 @@ def test_concurrent_requests_share_forward_passes_and_get_their_own_answers(bund
             torch.testing.assert_close(
                 torch.tensor(one["values"]), expected.values[0, :, one["index"]], atol=1e-5, rtol=1e-4
             )
+
+
+def test_of_a_batch_that_does_not_fit_nothing_is_kept_while_its_photos_are_explained_alone(bundle: Path) -> None:
+    served = ServedModel(ModelChoice("bundle", str(bundle), "small"), Limits())
+    refused: list[weakref.ref[torch.Tensor]] = []
+
+    def run(jobs: list[Job]) -> None:
+        assert all(one() is None for one in refused), "tensors of a batch that failed take the room of the next"
+        tokens = torch.zeros(len(jobs), 1)
+        if len(jobs) > 1:
+            refused.append(weakref.ref(tokens))
+            raise torch.OutOfMemoryError("no memory left")
+        jobs[0].finish(len(tokens))
+
+    jobs = [Job() for _ in range(3)]
+    try:
+        served._guarded(jobs, run)
+    finally:
+        served.close()
+    assert [job.result.result(0) for job in jobs] == [1, 1, 1]
+    assert len(refused) == 1
 
 
 def test_concurrent_predictions_get_their_own_answers(client: httpx.Client, explainer: Explainer) -> None:

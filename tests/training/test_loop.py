@@ -14,17 +14,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from tests.training import small_training, unused_weights
 from vitshap.training import checkpoints
 from vitshap.training.configs import LoopConfig
 from vitshap.training.loop import Task, TrainingDiverged, best_record, learning_rate, train
+from vitshap.training.progress import DeferredLoss
 
 PROGRAM = [sys.executable, small_training.__file__]
 
@@ -224,6 +227,24 @@ def test_an_exact_warm_up_has_its_steps_whatever_the_length() -> None:
     assert learning_rate(550, 600, config) == pytest.approx(0.5)
     assert learning_rate(99, 100, config) == pytest.approx(99 / 500), "it need not come to its end"
     assert learning_rate(59, 600, replace(config, warmup="capped")) == 1.0
+
+
+def test_a_loss_is_read_when_its_own_gpu_has_copied_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU that a training is on need not be the current one; both are made up here."""
+    second, streams, done = torch.device("cuda:1"), [], []
+
+    class Event:
+        def record(self, stream: object = None) -> None:
+            streams.append(stream)
+
+        def synchronize(self) -> None:
+            done.append(True)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: ("stream of", device))
+    loss = SimpleNamespace(is_cuda=True, device=second, to=lambda *_, **__: torch.tensor(0.5))
+    assert DeferredLoss(0, 0.1, cast(Tensor, loss)).read() == 0.5
+    assert (streams, done) == ([("stream of", second)], [True])
 
 
 def test_epsilon_is_that_of_the_optimiser(tmp_path: Path) -> None:

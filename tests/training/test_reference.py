@@ -1,5 +1,6 @@
 """Images with reference values: measured on them, an explainer whose exact values are known."""
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from vitshap.estimators.exact import exact
 from vitshap.experiments import ablation
 from vitshap.explainers import Explainer
 from vitshap.metrics import agreement
-from vitshap.models import wrap
+from vitshap.models import precision, wrap
 from vitshap.training.recipes import load_recipe
+from vitshap.training.values import store
 from vitshap.training.values.reference import ReferenceSet, open_data, reference_set, sample_images
 from vitshap.training.values.store import Evaluator
 
@@ -56,6 +58,23 @@ def test_reference_values_of_a_half_precision_copy_are_found_again(explainer: Ex
     cpu = reference_set(tmp_path, Evaluator(explainer.surrogate), load_digits().test, count=2, budget=300)
     assert torch.equal(half.truth.values, cpu.truth.values)
     assert truth.load(tmp_path, surrogate=explainer.surrogate.fingerprint()).specification.num_inputs == 2
+
+
+def test_reference_values_of_a_net_too_large_for_float16(
+    explainer: Explainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = copy.deepcopy(explainer.surrogate)
+    with torch.no_grad():
+        large.net.vit.layernorm.weight.mul_(1e5)
+        large.net.classifier.weight.mul_(1e-5)
+    # In place of bfloat16, which ends the process on some CPUs
+    other = {torch.float16: torch.float16, torch.bfloat16: torch.float32}
+    monkeypatch.setattr(store, "converted", lambda model, dtype: precision.converted(model, other[dtype]))
+    gpu = Evaluator(large)
+    gpu._convert(torch.float16)  # what a GPU evaluates with
+    found = reference_set(tmp_path, gpu, load_digits().test, count=2, budget=300)
+    assert gpu.dtype == torch.float32
+    assert torch.equal(found.truth.full_values.float(), large.game(found.pixels).grand)
 
 
 def test_unreliable_reference_values_correct_nothing(explainer: Explainer, reference: ReferenceSet) -> None:

@@ -4,13 +4,15 @@ import builtins
 import io
 import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 from rich.console import Console
 
 from vitshap.data import Splits, load_digits
+from vitshap.models import MaskedModel
 from vitshap.training.progress import TensorBoard
 from vitshap.training.recipes import clock, load_recipe, timing
 from vitshap.training.recipes.run import build_model
@@ -120,6 +122,15 @@ def test_a_step_that_would_take_long_is_timed_in_part(digits: Splits, monkeypatc
     assert sizes == [clock.PART, clock.PART, 16, 16, 16]
     names = [stage.name for stage in timing.estimate(recipe, model, digits)]
     assert names == ["images", "classifier", "explainer"]
+
+
+def test_the_clock_waits_for_the_gpu_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[object] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append(device))
+    timer = clock.Clock.__new__(clock.Clock)
+    timer.model = cast(MaskedModel, SimpleNamespace(device=torch.device("cuda:1")))
+    assert timer._seconds(lambda n: None, 1) >= 0
+    assert waited == [torch.device("cuda:1")]
 
 
 def test_without_tensorboard_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

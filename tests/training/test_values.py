@@ -7,17 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import ViTConfig, ViTForImageClassification
 
 from vitshap.data import Augmentation, Batch, CachedPixels, StreamedPixels, load_digits, open_pixels
 from vitshap.estimators.exact import exact
 from vitshap.explainers import Explainer
 from vitshap.models import MaskedModel, wrap
+from vitshap.training import processes
 from vitshap.training.batches import Images
 from vitshap.training.configs import ExplainerTraining, ValuesConfig
-from vitshap.training.explainer import make_store, training_images
+from vitshap.training.explainer import ValuesStep, make_store, training_images
 from vitshap.training.values import store as values_store
-from vitshap.training.values.labels import NoiseWeighting
+from vitshap.training.values.labels import NoiseWeighting, Plan
+from vitshap.training.values.pilot import default_plan, plan_evaluations
 from vitshap.training.values.store import LOW_CONFIDENCE, Evaluator, ValueStore
 from vitshap.training.values.validation import FILE, ValidationSet
 
@@ -146,6 +149,28 @@ def test_views_differ_and_the_description_counts(model: MaskedModel) -> None:
     assert store.describe().startswith("840 evaluations: 3 views of 40 samples, 6 coalitions each")
 
 
+def test_every_process_draws_the_coalitions_of_the_main_one(
+    model: MaskedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU that evaluates fewer coalitions at once, for lack of memory, rounds otherwise; here it is the precision."""
+    images, config = Images(model, load_digits().train.subset(range(32)), None, seed=0), ValuesConfig(2, 8)
+
+    def plan(dtype: torch.dtype) -> Plan:
+        evaluate = Evaluator(model)
+        evaluate._convert(dtype)
+        return plan_evaluations(evaluate, images, config)
+
+    main, own = plan(torch.float32), plan(torch.float16)
+    assert not torch.equal(own.law.size_probabilities, main.law.size_probabilities)
+    tensors = {"law": main.law.size_probabilities, "curve": main.curve, "class_noise": main.class_noise}
+    about = [main.paired, main.typical_noise, main.relative_noise]
+    monkeypatch.setattr(processes, "tensors_from_main", lambda read: (tensors, about))
+    got = plan(torch.float16)
+    for name, tensor in tensors.items():
+        assert torch.equal(got.law.size_probabilities if name == "law" else getattr(got, name), tensor)
+    assert [got.paired, got.typical_noise, got.relative_noise] == about
+
+
 @pytest.mark.parametrize("planned", [False, True])
 def test_exact_values_have_the_least_held_out_loss(model: MaskedModel, tmp_path: Path, planned: bool) -> None:
     unseen = Images(model, load_digits().val.subset(range(60)), None, seed=0)
@@ -179,6 +204,33 @@ def test_exact_values_have_the_least_held_out_loss(model: MaskedModel, tmp_path:
     written = (tmp_path / FILE).read_bytes()
     assert opened().losses(explainer, 32) == held_out.losses(explainer, 32)
     assert (tmp_path / FILE).read_bytes() == written
+
+
+def test_where_v0_differs_between_images_it_is_as_exact_as_the_values(
+    model: MaskedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU trains in bfloat16, but evaluates coalitions in float16."""
+    surrogate = model.with_removal("softmax")
+    explainer, digits = Explainer(surrogate), load_digits()
+    images = Images(surrogate, digits.train.subset(range(8)), None, seed=0)
+    store = ValueStore(Evaluator(surrogate), images, default_plan(surrogate), views=1, coalitions=4)
+    validation = ValidationSet(None, store.evaluate, images, pairs=2)
+    base_values, half = Explainer.base_values, []
+
+    def recorded(self: Explainer, pixels: Tensor) -> Tensor:
+        half.append(torch.is_autocast_enabled("cpu"))
+        return base_values(self, pixels)
+
+    def nothing(images: Tensor) -> tuple[Tensor, None]:
+        return torch.zeros(len(images), surrogate.num_players, surrogate.num_classes), None
+
+    monkeypatch.setattr(Explainer, "base_values", recorded)
+    monkeypatch.setattr(explainer.network, "outputs", nothing)  # bfloat16 ends the process on some CPUs
+    (batch,) = store.batches([torch.arange(8)], 0)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        ValuesStep(explainer, store.plan, ValuesConfig(), compiled=False)(*batch)
+        validation.losses(explainer, 8)
+    assert half == [False, False]
 
 
 def test_a_surrogate_without_finite_values_is_refused(model: MaskedModel) -> None:

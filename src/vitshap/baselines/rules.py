@@ -168,8 +168,9 @@ class _ConstantDeviation(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, weight: Tensor | None, eps: float, centred: bool) -> Tensor:
-        squares = x.var(-1, correction=0, keepdim=True) if centred else x.square().mean(-1, keepdim=True)
-        scale = torch.rsqrt(squares + eps)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # squares are soon too large for half precision
+        squares = wide.var(-1, correction=0, keepdim=True) if centred else wide.square().mean(-1, keepdim=True)
+        scale = torch.rsqrt(squares + eps).to(x.dtype)
         ctx.save_for_backward(scale if weight is None else scale * weight)
         ctx.centred = centred
         return y.clone()

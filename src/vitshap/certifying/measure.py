@@ -335,7 +335,7 @@ def _compare(
     key = f"{tensor_digest(pixels)[:16]}-{evaluate.fingerprint()[:8]}-{budget}"
     known = reference.compute(
         folder / key,
-        lambda part: evaluate.model.game(pixels[part].to(evaluate.dtype)),
+        lambda part: evaluate.game(pixels[part]),
         num_inputs=len(pixels),
         surrogate=evaluate.fingerprint(),
         budget=budget,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -229,6 +230,8 @@ def explain_or_fail(
     try:
         return explain(photos)
     except Exception as error:
+        # Otherwise the error would keep the batch's tensors alive, of which the device may have no room for more.
+        traceback.clear_frames(error.__traceback__)
         results: list[Result | Failed] = []
         if len(photos) == 1:
             results.append(Failed(photos[0].path, f"not explained: {_one_line(error)}"))

@@ -21,6 +21,8 @@ from torch.overrides import TorchFunctionMode
 HAS_TRITON = find_spec("triton") is not None
 WIDTHS = (16, 32, 64, 128)
 """Head widths that the Triton kernel supports."""
+STEP = 8
+"""PyTorch's variable-length attention takes head widths that are multiples of this."""
 
 
 class Attend(Protocol):
@@ -202,10 +204,12 @@ class VariableLength:
     def _by_sequences(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
-        ends, longest = self.boundaries, self.longest
+        ends, longest, width = self.boundaries, self.longest, q.shape[-1]
+        if width % STEP:
+            q, k, v = (F.pad(x, (0, -width % STEP)) for x in (q, k, v))
         if scale != q.shape[-1] ** -0.5:
             q = q * (scale * q.shape[-1] ** 0.5)  # older releases have no argument for the scale
-        return cast(Tensor, varlen_attn(q, k, v, ends, ends, longest, longest))
+        return cast(Tensor, varlen_attn(q, k, v, ends, ends, longest, longest))[..., :width]
 
 
 def has_variable_length(device: torch.device, dtype: torch.dtype) -> bool:

@@ -81,7 +81,7 @@ def draw_kernelshap(context: Context, folder: Path) -> dict[str, Any]:
     evaluator = Evaluator(surrogate, compiled=surrogate.device.type == "cuda")
     values, used, converged = [], [], 0
     for one in pixels.split(1):  # type: ignore[no-untyped-call]
-        game = evaluator.model.game(one.to(evaluator.dtype))
+        game = evaluator.game(one)
         estimate = kernelshap_original(game, budget=context.scale.paired, threshold=THRESHOLD)
         values.append(estimate.values.cpu())
         used.append(estimate.evaluations)

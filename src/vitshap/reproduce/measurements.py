@@ -209,6 +209,7 @@ def evaluate_kernelshap(context: Context, folder: Path) -> dict[str, Any]:
         "truth": known,
     }
     found: dict[str, Any] = {name: {"images": len(targets), "metrics": {}} for name in CLASSES}
+    evaluator.choose_precision(pixels)
     for row, source in sources.items():
         for name, metric in (("insertion", insertion), ("deletion", deletion)):
             results = []

@@ -193,7 +193,7 @@ def compared_games(context: Context, pixels: Tensor | None = None) -> Callable[[
     surrogate = context.surrogate
     evaluate = Evaluator(surrogate, compiled=surrogate.device.type == "cuda")
     images = context.pixels(surrogate, context.compared) if pixels is None else pixels
-    return lambda part: evaluate.model.game(images[part].to(evaluate.dtype))
+    return lambda part: evaluate.game(images[part])
 
 
 def predictions(context: Context) -> Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -267,6 +268,7 @@ class ServedModel:
         try:
             run(jobs)
         except Exception as error:
+            traceback.clear_frames(error.__traceback__)  # otherwise it would keep the batch's tensors alive
             if len(jobs) == 1:
                 jobs[0].fail(error)
                 return

@@ -235,7 +235,8 @@ class ValuesStep(_Step):
         self.plan, self.config = plan, config
 
     def forward(self, pixels: Tensor, coalitions: Tensor, full: Tensor, coalition_values: Tensor) -> Tensor:
-        base, scale = self.explainer.base_values(pixels), self.explainer.scale
+        with torch.autocast(pixels.device.type, enabled=False):  # v(0) is as exact as the stored values
+            base, scale = self.explainer.base_values(pixels), self.explainer.scale
         values, shares = self.predict(pixels, full, base)
         values, base, full = values.float() / scale, base / scale, full / scale
         prediction = None

@@ -26,7 +26,8 @@ class DeferredLoss:
         self._loss = loss.to("cpu", non_blocking=True)
         self._copied = torch.cuda.Event() if loss.is_cuda else None  # type: ignore[no-untyped-call]
         if self._copied is not None:
-            self._copied.record()
+            # Without a stream it would be recorded on the current GPU, which need not be that of the loss.
+            self._copied.record(torch.cuda.current_stream(loss.device))
 
     def read(self) -> float:
         """Wait for the copy and return the loss."""

@@ -292,7 +292,7 @@ class Clock:
         started = time.perf_counter()
         work(n)
         if self.model.device.type == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.model.device)
         return time.perf_counter() - started
 
     def _some(self, data: ImageData, n: int, augmentation: Augmentation | None) -> Images:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitshap.coalitions import CoalitionLaw, Coalitions, of_sizes, shapley_kernel
 from vitshap.models import MaskedModel
+from vitshap.training import processes
 from vitshap.training.batches import Images, evenly
 from vitshap.training.configs import ValuesConfig, number
 from vitshap.training.objectives import class_importance
@@ -50,7 +51,20 @@ def plan_evaluations(evaluate: Evaluator, images: Images, config: ValuesConfig, 
         return importance * noise_weights(noise, float(noise.mean()), config.noise_weighting)
 
     cost = evaluate.model.evaluation_cost()
-    return pilot(values, d, seed=images.seed, repeats=PILOT_REPEATS, weigh=weigh, cost=cost, fixed=fixed)
+    return _of_main(pilot(values, d, seed=images.seed, repeats=PILOT_REPEATS, weigh=weigh, cost=cost, fixed=fixed))
+
+
+def _of_main(plan: Plan) -> Plan:
+    """Return the main process's plan on every process.
+
+    Their own differ by rounding, and so would a few of the coalitions that one process evaluates and another trains on.
+    """
+    tensors = {"law": plan.law.size_probabilities, "curve": plan.curve, "class_noise": plan.class_noise}
+    found, (paired, typical, relative) = processes.tensors_from_main(
+        lambda: (tensors, [plan.paired, plan.typical_noise, plan.relative_noise])
+    )
+    law = CoalitionLaw(plan.law.num_players, found["law"])
+    return Plan(law, paired, found["curve"], typical, found["class_noise"], relative)
 
 
 def _pilot_values(evaluate: Evaluator, images: Images, coalitions: Coalitions, *, count: int) -> CoalitionValues:

@@ -133,7 +133,7 @@ def reference_set(
         shutil.rmtree(folder)
 
     def game_of(part: slice) -> Game:
-        return evaluate.model.game(pixels[part].to(evaluate.dtype))
+        return evaluate.game(pixels[part])
 
     surrogate, probability = evaluate.fingerprint(), evaluate.model.unit == "probability"
     truth.require_same(folder, game_of, num_inputs=len(pixels), surrogate=surrogate, probability=probability)

@@ -19,6 +19,7 @@ from vitshap.coalitions import Coalitions
 from vitshap.data import CachedPixels, sample_coalitions
 from vitshap.models import MaskedModel
 from vitshap.models.base import evaluating
+from vitshap.models.masked import ImageGame
 from vitshap.models.precision import converted
 from vitshap.training import processes
 from vitshap.training.batches import Images, chunks
@@ -99,6 +100,17 @@ class Evaluator:
             asked = torch.cat([everyone, coalitions], 1)
             values = model.link(model.logits(pixels.to(self.dtype), asked, finite=False))
         return CoalitionValues(values[:, 0], values[:, 1:])
+
+    def game(self, pixels: Tensor) -> ImageGame:
+        """Return the game of normalised images in this precision, see ``choose_precision``."""
+        self.choose_precision(pixels)
+        return self.model.game(pixels.to(self.dtype))
+
+    def choose_precision(self, pixels: Tensor) -> None:
+        """Switch to bfloat16 if float16 overflows for the empty or the full coalition of these images."""
+        if self.dtype == torch.float16:
+            players = self.model.num_players
+            self(pixels, torch.zeros(len(pixels), 1, players, dtype=torch.bool, device=pixels.device))
 
     def finite(self, compute: Callable[[], CoalitionValues]) -> CoalitionValues:
         """Return what ``compute`` returns; if float16 overflows, switch to bfloat16 and compute again."""
