@@ -31,6 +31,7 @@ from vitshap.reproduce.runner import Runner, Task, beside, named_tasks, tasks_of
 from vitshap.reproduce.shapley import predictions, stored_truth, stored_values
 from vitshap.reproduce.sources import of_earlier_training, source_lines
 from vitshap.reproduce.specifications import ALL_METHODS, ESTIMATORS, EXPLAINERS, MAIN_METHODS, SPECIFICATIONS
+from vitshap.reproduce.steps import RETRAINED
 from vitshap.reproduce.store import SHARD, Store, rounded
 from vitshap.reproduce.views import ROWS, Viewer, crossing
 from vitshap.training import loop
@@ -224,6 +225,8 @@ def test_trainings_run_before_measurements_and_beside_none() -> None:
     assert beside([truth], [removal, ablation]) == [], "the training waits until no measurement runs"
     assert beside([], [timing]) == [timing]
     assert beside([timing], [removal]) == beside([timing], [train]) == beside([truth], [timing]) == []
+    many = named_tasks(TINY, [f"digits/{name}" for name in (*RETRAINED, "procedure")])
+    assert beside([], [truth, *many]) == many, "they train networks too"
 
 
 def test_results_of_networks_that_were_trained_again_are_not_used(finished: Runner, tmp_path: Path) -> None:
