@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,11 +23,13 @@ from typer.testing import CliRunner
 
 from tests.reproduce.small import TINY
 from vitshap.cli import app
+from vitshap.data import pixels
 from vitshap.files import FolderInUse, locked_folder, write_text
 from vitshap.reproduce import command, shapley, store
 from vitshap.reproduce.context import Context, Sources
 from vitshap.reproduce.measurements import reference_images
 from vitshap.reproduce.profiles import PROFILES, SMALL
+from vitshap.reproduce.roar import retraining
 from vitshap.reproduce.runner import Runner, Task, beside, named_tasks, tasks_of
 from vitshap.reproduce.shapley import predictions, stored_truth, stored_values
 from vitshap.reproduce.sources import of_earlier_training, source_lines
@@ -229,6 +232,41 @@ def test_trainings_run_before_measurements_and_beside_none() -> None:
     assert beside([], [truth, *many]) == many, "they train networks too"
 
 
+def test_a_short_retraining_reaches_its_learning_rate_and_decays() -> None:
+    """The recipe's warm-up of 500 steps is longer than three epochs of ImageNette."""
+    for profile, setting, warmup in ((SMALL, "imagenette", "capped"), (PROFILES["full"], "imagenette-base", "exact")):
+        one = profile.names()[setting]
+        config = retraining(Context(profile, one, Store(Path()), Sources({}), torch.device("cpu")))
+        assert config.loop.epochs == profile.scale.retrained_epochs
+        assert config.loop.warmup == warmup
+        total = profile.scale.retrained_epochs * (9469 // 64)
+        rates = [loop.learning_rate(step, total, config.loop) for step in range(total)]
+        assert max(rates) == pytest.approx(1e-5)
+        assert rates[-1] < 1e-8
+
+
+def test_roar_reads_the_images_once(finished: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each method."""
+    shutil.copytree(finished.store.out / "digits", tmp_path / "digits")
+    read: list[int] = []
+    cached = pixels.cache_pixels
+
+    def counted(data: Any, *arguments: Any, **options: Any) -> Any:
+        read.append(len(data))
+        return cached(data, *arguments, **options)
+
+    for step, sizes in (("roar-surrogate", [128]), ("roar-retrained", [256, 64, 128])):
+        before = finished.store.find("digits", step)
+        shutil.rmtree(tmp_path / "digits" / step)
+        monkeypatch.setattr(pixels, "cache_pixels", counted)
+        (again,) = Runner(TINY, tmp_path, Sources({}), torch.device("cpu")).run(named_tasks(TINY, [f"digits/{step}"]))
+        monkeypatch.undo()
+        assert read == sizes
+        assert before is not None
+        assert again.values == before.values
+        read.clear()
+
+
 def test_results_of_networks_that_were_trained_again_are_not_used(finished: Runner, tmp_path: Path) -> None:
     """The settings are the same, the weights are not."""
     shutil.copytree(finished.store.out / "digits", tmp_path / "digits")
@@ -305,6 +343,7 @@ from pathlib import Path
 import torch
 from tests.reproduce.small import TINY
 from vitshap.reproduce.context import Sources
+from vitshap.reproduce.roar import retraining
 from vitshap.reproduce.runner import Runner, named_tasks
 
 if __name__ == "__main__":
