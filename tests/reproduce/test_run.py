@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 from tests.reproduce.small import TINY
 from vitshap.cli import app
 from vitshap.data import pixels
+from vitshap.experiments import ablation
 from vitshap.files import FolderInUse, locked_folder, write_text
 from vitshap.reproduce import command, shapley, store
 from vitshap.reproduce.context import Context, Sources
@@ -517,3 +518,27 @@ def test_further_experiments(finished: Runner) -> None:
     results = finished.run(named_tasks(TINY, ["digits/procedure", "digits/convergence"]))
     assert [row["variant"] for row in results[0].values["rows"]] == ["paper", "stored values", "all together"]
     assert {row["estimator"] for row in results[1].values["budgets"]} >= {"kernelshap", "permutation"}
+
+
+def test_further_experiments_continue(finished: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after an interruption within a variant that has left a checkpoint."""
+    shutil.copytree(finished.store.out / "digits", tmp_path / "digits")
+    shutil.rmtree(tmp_path / "digits" / "procedure", ignore_errors=True)
+    scale = replace(TINY.scale, procedure_views=1, procedure_variants=(1, 2))
+    runner = Runner(replace(TINY, scale=scale), tmp_path, Sources({}), torch.device("cpu"))
+    (task,) = named_tasks(TINY, ["digits/procedure"])
+    trained, train = [], ablation.train_explainer
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        history = train(*arguments, **options)
+        trained.append(history)
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        return history
+
+    monkeypatch.setattr(ablation, "train_explainer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_one(task)
+    rows = runner.run_one(task).values["rows"]
+    assert [row["variant"] for row in rows] == ["stored values, tanh", "stored values"]
+    assert len(trained) == 3, "the first variant is not trained again"

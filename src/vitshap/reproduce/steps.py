@@ -231,7 +231,7 @@ def _experiments() -> Iterable[Step]:
         "convergence",
         "evaluations until Shapley values converge, by estimator",
         "experiments:measure_convergence",
-        MODELS,
+        (*MODELS, "truth"),
         ("scale.shapley_images", "scale.convergence_budgets", "scale.truth"),
     )
 
