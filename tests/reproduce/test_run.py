@@ -26,11 +26,10 @@ from vitshap.cli import app
 from vitshap.data import pixels
 from vitshap.experiments import ablation
 from vitshap.files import FolderInUse, locked_folder, write_text
-from vitshap.reproduce import command, shapley, store
+from vitshap.reproduce import command, roar, shapley, store
 from vitshap.reproduce.context import Context, Sources
 from vitshap.reproduce.measurements import reference_images
 from vitshap.reproduce.profiles import PROFILES, SMALL
-from vitshap.reproduce.roar import retraining
 from vitshap.reproduce.runner import Runner, Task, beside, named_tasks, tasks_of
 from vitshap.reproduce.shapley import predictions, stored_truth, stored_values
 from vitshap.reproduce.sources import of_earlier_training, source_lines
@@ -237,7 +236,7 @@ def test_a_short_retraining_reaches_its_learning_rate_and_decays() -> None:
     """The recipe's warm-up of 500 steps is longer than three epochs of ImageNette."""
     for profile, setting, warmup in ((SMALL, "imagenette", "capped"), (PROFILES["full"], "imagenette-base", "exact")):
         one = profile.names()[setting]
-        config = retraining(Context(profile, one, Store(Path()), Sources({}), torch.device("cpu")))
+        config = roar.retraining(Context(profile, one, Store(Path()), Sources({}), torch.device("cpu")))
         assert config.loop.epochs == profile.scale.retrained_epochs
         assert config.loop.warmup == warmup
         total = profile.scale.retrained_epochs * (9469 // 64)
@@ -266,6 +265,33 @@ def test_roar_reads_the_images_once(finished: Runner, tmp_path: Path, monkeypatc
         assert before is not None
         assert again.values == before.values
         read.clear()
+
+
+def test_both_evaluators_of_roar_use_the_same_orders(
+    finished: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images are explained again only where the surrogate's step has left none."""
+    shutil.copytree(finished.store.out / "digits", tmp_path / "digits")
+    before = finished.store.find("digits", "roar-masked")
+    assert before is not None
+    explained: list[str] = []
+    methods = roar._methods
+
+    def counted(context: Context, names: tuple[str, ...]) -> dict[str, list[Any]]:
+        def one(name: str, method: Any) -> Any:
+            return lambda *given, **options: (explained.append(name), method(*given, **options))[1]
+
+        return {name: [one(name, each) for each in made] for name, made in methods(context, names).items()}
+
+    monkeypatch.setattr(roar, "_methods", counted)
+    for wanted in ([], list(MAIN_METHODS)):
+        shutil.rmtree(tmp_path / "digits" / "roar-masked")
+        (again,) = Runner(TINY, tmp_path, Sources({}), torch.device("cpu")).run(
+            named_tasks(TINY, ["digits/roar-masked"])
+        )
+        assert list(dict.fromkeys(explained)) == wanted
+        assert again.values == before.values
+        (tmp_path / "digits" / "roar-surrogate" / roar.ORDERS).unlink(missing_ok=True)
 
 
 def test_results_of_networks_that_were_trained_again_are_not_used(finished: Runner, tmp_path: Path) -> None:
@@ -344,7 +370,6 @@ from pathlib import Path
 import torch
 from tests.reproduce.small import TINY
 from vitshap.reproduce.context import Sources
-from vitshap.reproduce.roar import retraining
 from vitshap.reproduce.runner import Runner, named_tasks
 
 if __name__ == "__main__":

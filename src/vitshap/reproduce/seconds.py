@@ -67,7 +67,7 @@ _IMAGENETTE: dict[str, float] = {
     "sensitivity-abnormal": 150,
     "removal": 60,
     "roar-surrogate": 300,
-    "roar-masked": 300,
+    "roar-masked": 100,
     "roar-retrained": 32 * 30,
     "roar-retrained-no-positions": 32 * 30,
     "timing": 60,
@@ -76,7 +76,7 @@ _IMAGENETTE: dict[str, float] = {
     "maps-kernelshap": 60,
     "ablation": 200,
     "procedure": 1500,
-    "convergence": 400,
+    "convergence": 650,
 }
 """Those of classifier, surrogate, both explainers, reference values, our estimators, rivals and removal were measured on
 ImageNette, most of them two to four beside one another on one H200. The others are projected from 148,000 evaluations a

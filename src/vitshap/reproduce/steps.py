@@ -193,7 +193,7 @@ def _roar() -> Iterable[Step]:
     retrained = ("scale.masks", *(f"scale.retrained_{name}" for name in settings), "recipe.classifier")
     for name, what, needs, own in (
         ("surrogate", "the surrogate", (), reads),
-        ("masked", "a separate masked classifier", ("train-masked-classifier",), reads),
+        ("masked", "a separate masked classifier", ("train-masked-classifier", "roar-surrogate"), reads),
         ("retrained", "classifiers retrained on masked images", (), retrained),
         ("retrained-no-positions", "the same without positional embeddings", (), retrained),
     ):
