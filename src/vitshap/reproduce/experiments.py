@@ -16,12 +16,16 @@ from vitshap.files import read_json, write_text
 from vitshap.metrics import agreement, deletion, insertion
 from vitshap.reproduce.context import Context
 from vitshap.reproduce.shapley import compared_games, predictions, stored_truth
+from vitshap.training.batches import evenly
 from vitshap.training.values.store import Evaluator
 
 COALITIONS = 40
 """Evaluations of each view in the comparison of procedures."""
 THRESHOLD = 0.1
 """Of the largest standard error to the range of the values, at which an image has converged."""
+THRESHOLD_IMAGES = 20
+"""Images that are estimated one by one until then, spread over the compared ones: each takes seconds, in which a GPU mostly
+waits."""
 
 
 def measure_procedure(context: Context, folder: Path) -> dict[str, Any]:
@@ -79,9 +83,10 @@ def measure_convergence(context: Context, folder: Path) -> dict[str, Any]:
             skip={(row["estimator"], row["budget"]) for row in budgets.before},
             finished=measured,
         )
+        few = evenly(images, THRESHOLD_IMAGES)
         convergence.measure_threshold(
-            game_of,
-            images,
+            lambda part: game_of(few[part]),
+            len(few),
             THRESHOLD,
             budget=context.scale.truth,
             first=len(threshold.before),
