@@ -1,4 +1,4 @@
-"""Estimated seconds of every step in the profiles ``smoke``, ``small`` and ``full``; one entry stands for all ablations.
+"""Estimated seconds of every step in the profiles ``smoke``, ``small`` and ``full``; one entry stands for most ablations.
 
 An entry for one setting, SETTING/STEP, goes before that of the step.
 """
@@ -75,6 +75,7 @@ _IMAGENETTE: dict[str, float] = {
     "maps-abnormal": 60,
     "maps-kernelshap": 60,
     "ablation": 200,
+    "ablation-unet": 600,
     "procedure": 1500,
     "convergence": 650,
 }
@@ -110,4 +111,5 @@ FULL = {
     },
     **dict.fromkeys(("roar-retrained", "roar-retrained-no-positions"), 286 * 200 * FULL_FACTOR),
     "ablation": 4 * 200 * FULL_FACTOR,
+    "ablation-unet": 4 * 600,  # the same U-Net
 }
