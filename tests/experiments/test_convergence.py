@@ -3,6 +3,7 @@
 import pytest
 
 from tests.models import nets
+from vitshap.estimators import truth
 from vitshap.experiments import convergence
 from vitshap.models import wrap
 
@@ -54,3 +55,24 @@ def test_the_threshold_takes_more_when_it_is_smaller(game_of) -> None:
     assert sum(fine.values("evaluations")) > sum(coarse.values("evaluations"))
     unreachable = convergence.measure_threshold(game_of, 1, 1e-9, budget=300)
     assert unreachable.values("converged") == [False]
+
+
+def test_stored_values_are_the_reference_and_an_interrupted_measurement_continues(game_of, tmp_path) -> None:
+    known = truth.compute(tmp_path, game_of, num_inputs=2, surrogate="", budget=4000, seed=10**6)
+    names, announced, parts = ["kernelshap", "permutation"], [], []
+    options = {
+        "reference": known,
+        "estimators": names,
+        "start": lambda title, evaluations=None: announced.append(title),
+    }
+    whole = convergence.measure_budgets(game_of, 2, [300, 600], **options)
+    assert "reference of 4,000 evaluations each" in whole.title
+    assert len(announced) == 4, "the reference is not estimated again"
+    assert min(whole.values("correlation")) > 0.5
+    skip = {("kernelshap", 300), ("kernelshap", 600), ("permutation", 300)}
+    rest = convergence.measure_budgets(game_of, 2, [300, 600], skip=skip, finished=parts.append, **options)
+    assert len(parts) == len(rest.rows) == 1
+    assert rest.values("correlation") == whole.values("correlation")[-1:]
+    images = convergence.measure_threshold(game_of, 3, 0.3, budget=4000, first=1, finished=parts.append)
+    assert images.values("image") == [2, 3]
+    assert len(parts) == 3

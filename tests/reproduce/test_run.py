@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,8 +23,10 @@ from typer.testing import CliRunner
 
 from tests.reproduce.small import TINY
 from vitshap.cli import app
+from vitshap.data import pixels
+from vitshap.experiments import ablation
 from vitshap.files import FolderInUse, locked_folder, write_text
-from vitshap.reproduce import command, shapley, store
+from vitshap.reproduce import command, roar, shapley, store
 from vitshap.reproduce.context import Context, Sources
 from vitshap.reproduce.measurements import reference_images
 from vitshap.reproduce.profiles import PROFILES, SMALL
@@ -31,6 +34,7 @@ from vitshap.reproduce.runner import Runner, Task, beside, named_tasks, tasks_of
 from vitshap.reproduce.shapley import predictions, stored_truth, stored_values
 from vitshap.reproduce.sources import of_earlier_training, source_lines
 from vitshap.reproduce.specifications import ALL_METHODS, ESTIMATORS, EXPLAINERS, MAIN_METHODS, SPECIFICATIONS
+from vitshap.reproduce.steps import RETRAINED
 from vitshap.reproduce.store import SHARD, Store, rounded
 from vitshap.reproduce.views import ROWS, Viewer, crossing
 from vitshap.training import loop
@@ -139,7 +143,8 @@ def test_times_are_those_of_the_setting(tmp_path: Path) -> None:
     assert all(expected.values())
     classifier = [expected[f"{name}/train-classifier"] or 0 for name in ("chest", "pets", "imagenette")]
     assert classifier == sorted(classifier), "the training sets are of 1,890, 5,879 and 9,469 images"
-    assert SMALL.expected("pets", "ablation-unet") == SMALL.expected("imagenette", "ablation-scratch")
+    assert SMALL.expected("pets", "ablation-no-tanh") == SMALL.expected("imagenette", "ablation-scratch")
+    assert expected["imagenette/ablation-unet"] > expected["imagenette/ablation-scratch"]
     assert SMALL.expected("pets", "unknown") is None
 
 
@@ -224,6 +229,70 @@ def test_trainings_run_before_measurements_and_beside_none() -> None:
     assert beside([truth], [removal, ablation]) == [], "the training waits until no measurement runs"
     assert beside([], [timing]) == [timing]
     assert beside([timing], [removal]) == beside([timing], [train]) == beside([truth], [timing]) == []
+    many = named_tasks(TINY, [f"digits/{name}" for name in (*RETRAINED, "procedure")])
+    assert beside([], [truth, *many]) == many, "they train networks too"
+
+
+def test_a_short_retraining_reaches_its_learning_rate_and_decays() -> None:
+    """The recipe's warm-up of 500 steps is longer than three epochs of ImageNette."""
+    for profile, setting, warmup in ((SMALL, "imagenette", "capped"), (PROFILES["full"], "imagenette-base", "exact")):
+        one = profile.names()[setting]
+        config = roar.retraining(Context(profile, one, Store(Path()), Sources({}), torch.device("cpu")))
+        assert config.loop.epochs == profile.scale.retrained_epochs
+        assert config.loop.warmup == warmup
+        total = profile.scale.retrained_epochs * (9469 // 64)
+        rates = [loop.learning_rate(step, total, config.loop) for step in range(total)]
+        assert max(rates) == pytest.approx(1e-5)
+        assert rates[-1] < 1e-8
+
+
+def test_roar_reads_the_images_once(finished: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each method."""
+    shutil.copytree(finished.store.out / "digits", tmp_path / "digits")
+    read: list[int] = []
+    cached = pixels.cache_pixels
+
+    def counted(data: Any, *arguments: Any, **options: Any) -> Any:
+        read.append(len(data))
+        return cached(data, *arguments, **options)
+
+    for step, sizes in (("roar-surrogate", [128]), ("roar-retrained", [256, 64, 128])):
+        before = finished.store.find("digits", step)
+        shutil.rmtree(tmp_path / "digits" / step)
+        monkeypatch.setattr(pixels, "cache_pixels", counted)
+        (again,) = Runner(TINY, tmp_path, Sources({}), torch.device("cpu")).run(named_tasks(TINY, [f"digits/{step}"]))
+        monkeypatch.undo()
+        assert read == sizes
+        assert before is not None
+        assert again.values == before.values
+        read.clear()
+
+
+def test_both_evaluators_of_roar_use_the_same_orders(
+    finished: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images are explained again only where the surrogate's step has left none."""
+    shutil.copytree(finished.store.out / "digits", tmp_path / "digits")
+    before = finished.store.find("digits", "roar-masked")
+    assert before is not None
+    explained: list[str] = []
+    methods = roar._methods
+
+    def counted(context: Context, names: tuple[str, ...]) -> dict[str, list[Any]]:
+        def one(name: str, method: Any) -> Any:
+            return lambda *given, **options: (explained.append(name), method(*given, **options))[1]
+
+        return {name: [one(name, each) for each in made] for name, made in methods(context, names).items()}
+
+    monkeypatch.setattr(roar, "_methods", counted)
+    for wanted in ([], list(MAIN_METHODS)):
+        shutil.rmtree(tmp_path / "digits" / "roar-masked")
+        (again,) = Runner(TINY, tmp_path, Sources({}), torch.device("cpu")).run(
+            named_tasks(TINY, ["digits/roar-masked"])
+        )
+        assert list(dict.fromkeys(explained)) == wanted
+        assert again.values == before.values
+        (tmp_path / "digits" / "roar-surrogate" / roar.ORDERS).unlink(missing_ok=True)
 
 
 def test_results_of_networks_that_were_trained_again_are_not_used(finished: Runner, tmp_path: Path) -> None:
@@ -475,3 +544,27 @@ def test_further_experiments(finished: Runner) -> None:
     results = finished.run(named_tasks(TINY, ["digits/procedure", "digits/convergence"]))
     assert [row["variant"] for row in results[0].values["rows"]] == ["paper", "stored values", "all together"]
     assert {row["estimator"] for row in results[1].values["budgets"]} >= {"kernelshap", "permutation"}
+
+
+def test_further_experiments_continue(finished: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after an interruption within a variant that has left a checkpoint."""
+    shutil.copytree(finished.store.out / "digits", tmp_path / "digits")
+    shutil.rmtree(tmp_path / "digits" / "procedure", ignore_errors=True)
+    scale = replace(TINY.scale, procedure_views=1, procedure_variants=(1, 2))
+    runner = Runner(replace(TINY, scale=scale), tmp_path, Sources({}), torch.device("cpu"))
+    (task,) = named_tasks(TINY, ["digits/procedure"])
+    trained, train = [], ablation.train_explainer
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        history = train(*arguments, **options)
+        trained.append(history)
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        return history
+
+    monkeypatch.setattr(ablation, "train_explainer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_one(task)
+    rows = runner.run_one(task).values["rows"]
+    assert [row["variant"] for row in rows] == ["stored values, tanh", "stored values"]
+    assert len(trained) == 3, "the first variant is not trained again"

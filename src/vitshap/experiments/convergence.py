@@ -8,16 +8,17 @@ very many evaluations.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from vitshap.estimators.estimate import Estimator, correlation, split_half
+from vitshap.estimators.estimate import Estimate, Estimator, correlation, split_half
 from vitshap.estimators.kernel import kernelshap, kernelshap_original
 from vitshap.estimators.permutation import permutation
+from vitshap.estimators.truth import Truth
 from vitshap.experiments.tables import Column, Table
 from vitshap.game import Game
 
@@ -52,26 +53,35 @@ def measure_budgets(
     images: int,
     budgets: Sequence[int],
     *,
-    reference: int,
+    reference: int | Truth,
     estimators: Sequence[str] = tuple(ESTIMATORS),
+    skip: Collection[tuple[str, int]] = (),
     finished: Callable[[Table], object] = lambda table: None,
     start: Start = lambda title, evaluations=None: None,
     seed: int = 0,
 ) -> Table:
-    """Measure reliability and correlation of estimators and budgets with a reference of ``reference`` evaluations.
+    """Measure reliability and correlation of estimators and budgets with reference values.
 
-    The reference allocates its evaluations beforehand (``sampling="balanced"``), so that it shares only the regression
-    with the default. ``finished`` is called with the table after every row, ``start`` with what is measured next and its
-    evaluations. A budget that is too small for an estimator is left out, which is reported to ``start``.
+    ``reference``: stored values of these images, of other random numbers, or the number of evaluations of new ones. These
+    are allocated beforehand (``sampling="balanced"``), so that they share only the regression with the default.
+    ``finished`` is called with the table after every row, ``start`` with what is measured next and its evaluations. Left
+    out are the estimators and budgets in ``skip``, and a budget that is too small for an estimator, which is reported to
+    ``start``.
     """
     everyone = slice(0, images)
-    start(f"reference, {images} images, evaluations of each", reference)
-    truth = kernelshap(game_of(everyone), budget=reference, sampling="balanced", seed=seed + 10**6)
-    target = truth.full_values.argmax(1)
-    table = Table(f"{images} images, reference of {reference:,} evaluations each", BUDGET_COLUMNS, notes=[_NOTE])
+    known: Truth | Estimate
+    if isinstance(reference, Truth):
+        evaluations, known = reference.specification.budget, reference[everyone]
+        _warm_up(game_of(everyone))
+    else:
+        start(f"reference, {images} images, evaluations of each", reference)
+        evaluations = reference
+        known = kernelshap(game_of(everyone), budget=reference, sampling="balanced", seed=seed + 10**6)
+    true, target = known.values.cpu(), known.full_values.argmax(1).cpu()
+    table = Table(f"{images} images, reference of {evaluations:,} evaluations each", BUDGET_COLUMNS, notes=[_NOTE])
     for name in estimators:
         estimator = ESTIMATORS[name]
-        for budget in budgets:
+        for budget in (one for one in budgets if (name, one) not in skip):
             start(f"{name}, budget {budget:,}, and again in two halves, evaluations", 2 * budget)
             started = _now()
             try:
@@ -81,8 +91,8 @@ def measure_budgets(
             except ValueError as error:
                 start(f"{name}, budget {budget:,}, is left out: {error}")
                 continue
-            agreement = correlation(estimate.values, truth.values)
-            row = {"reliability": _by_target(halves, target), "correlation": _by_target(agreement, target)}
+            agreement = correlation(estimate.values.to(true), true)
+            row = {"reliability": _by_target(halves.cpu(), target), "correlation": _by_target(agreement, target)}
             means = {
                 f"{key}{end}": one for key, both in row.items() for end, one in zip(("", "_other"), both, strict=True)
             }
@@ -97,11 +107,13 @@ def measure_threshold(
     threshold: float,
     *,
     budget: int,
+    first: int = 0,
+    finished: Callable[[Table], object] = lambda table: None,
     start: Start = lambda title, evaluations=None: None,
 ) -> Table:
-    """Measure evaluations and seconds until every class has converged, image by image.
+    """Measure evaluations and seconds until every class has converged, image by image from the image ``first`` on.
 
-    ``start`` is called with what is measured next.
+    ``finished`` is called with the table after every image, ``start`` with what is measured next.
     """
     columns = (
         Column("image", ".0f"),
@@ -110,16 +122,21 @@ def measure_threshold(
         Column("converged"),
     )
     table = Table(f"until error/range < {threshold:g} for every class", columns)
-    first = game_of(slice(0, 1))
-    kernelshap(first, budget=1024 if first.device.type == "cuda" else 64)  # warm up
-    for i in range(images):
+    _warm_up(game_of(slice(0, 1)))
+    for i in range(first, images):
         start(f"image {i + 1} of {images} until error/range < {threshold:g}, evaluations")
         started = _now()
         estimate = kernelshap(game_of(slice(i, i + 1)), budget=budget, threshold=threshold)
         seconds = _now() - started
         converged = bool(estimate.converged.all())
         table.add(image=i + 1, evaluations=estimate.evaluations, seconds=seconds, converged=converged)
+        finished(table)
     return table
+
+
+def _warm_up(game: Game) -> None:
+    """Evaluate a little, so that compilation is not timed."""
+    kernelshap(game, budget=1024 if game.device.type == "cuda" else 64)
 
 
 def _by_target(per_class: Tensor, target: Tensor) -> tuple[float, float]:

@@ -177,6 +177,7 @@ def masked_source(
     deletion all others only.
     """
     mean = torch.tensor(images.mean, device=model.device).view(1, -1, 1, 1)
+    order = order.to(model.device)  # here, because to look it up on the CPU every batch would wait for a GPU
 
     def hide(batch: Batch) -> Tensor:
         ranks = order[batch.indices.to(order.device)].to(batch.pixels.device)

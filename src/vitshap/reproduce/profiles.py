@@ -107,7 +107,7 @@ class Profile:
     """By data set and model of the paper; what is not there is not run."""
     scale: Scale = field(default_factory=Scale)
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Estimated time of each step, or of SETTING/STEP; that of every ablation under "ablation"."""
+    """Estimated time of each step, or of SETTING/STEP; that of ablations without an entry of their own under "ablation"."""
     hardware: str = ""
     """What the estimates are for."""
 
@@ -117,8 +117,9 @@ class Profile:
 
     def expected(self, setting: str, step: str) -> float | None:
         """Return the estimated seconds of a setting's step; None where nothing is known."""
-        step = "ablation" if step.startswith("ablation-") else step
-        return self.seconds.get(f"{setting}/{step}", self.seconds.get(step))
+        names = (step, "ablation") if step.startswith("ablation-") else (step,)
+        known = (self.seconds.get(key) for name in names for key in (f"{setting}/{name}", name))
+        return next((one for one in known if one is not None), None)
 
     def names(self) -> dict[str, Setting]:
         """Return all settings by name."""

@@ -1,4 +1,4 @@
-"""Estimated seconds of every step in the profiles ``smoke``, ``small`` and ``full``; one entry stands for all ablations.
+"""Estimated seconds of every step in the profiles ``smoke``, ``small`` and ``full``; one entry stands for most ablations.
 
 An entry for one setting, SETTING/STEP, goes before that of the step.
 """
@@ -67,7 +67,7 @@ _IMAGENETTE: dict[str, float] = {
     "sensitivity-abnormal": 150,
     "removal": 60,
     "roar-surrogate": 300,
-    "roar-masked": 300,
+    "roar-masked": 100,
     "roar-retrained": 32 * 30,
     "roar-retrained-no-positions": 32 * 30,
     "timing": 60,
@@ -75,8 +75,9 @@ _IMAGENETTE: dict[str, float] = {
     "maps-abnormal": 60,
     "maps-kernelshap": 60,
     "ablation": 200,
+    "ablation-unet": 600,
     "procedure": 1500,
-    "convergence": 400,
+    "convergence": 650,
 }
 """Those of classifier, surrogate, both explainers, reference values, our estimators, rivals and removal were measured on
 ImageNette, most of them two to four beside one another on one H200. The others are projected from 148,000 evaluations a
@@ -110,4 +111,5 @@ FULL = {
     },
     **dict.fromkeys(("roar-retrained", "roar-retrained-no-positions"), 286 * 200 * FULL_FACTOR),
     "ablation": 4 * 200 * FULL_FACTOR,
+    "ablation-unet": 4 * 600,  # the same U-Net
 }

@@ -188,7 +188,7 @@ def _run(game: Game, kind: str, prior: Prior | None, budget: int, known: Tensor,
     return {**errors, "evaluations": torch.tensor(used), "values": last.values.cpu()}
 
 
-def compared_games(context: Context, pixels: Tensor | None = None) -> Callable[[slice], Game]:
+def compared_games(context: Context, pixels: Tensor | None = None) -> Callable[[slice | Tensor], Game]:
     """Return a function that makes the game of some of the compared images, in the fastest precision of the device."""
     surrogate = context.surrogate
     evaluate = Evaluator(surrogate, compiled=surrogate.device.type == "cuda")

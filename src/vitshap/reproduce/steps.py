@@ -33,6 +33,7 @@ Run = Callable[[Context, Path], Any]
 NETWORK = ("recipe.data", "recipe.model", "scale.split", "seed")
 MODELS = ("train-classifier", "train-surrogate")
 EXPLAINERS = ("train-explainer-paper", "train-explainer-default")
+RETRAINED = ("roar-retrained", "roar-retrained-no-positions")
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ class Step:
 
     @property
     def trains(self) -> bool:
-        """Whether it trains one network."""
-        return self.run.startswith("trainings:")
+        """Whether it spends its time on trainings, of one network or of many."""
+        return self.run.startswith("trainings:") or self.name in (*RETRAINED, "procedure")
 
     def inputs(self, context: Context) -> str:
         """Return the hash of everything that the result depends on; the steps before it must have finished."""
@@ -192,7 +193,7 @@ def _roar() -> Iterable[Step]:
     retrained = ("scale.masks", *(f"scale.retrained_{name}" for name in settings), "recipe.classifier")
     for name, what, needs, own in (
         ("surrogate", "the surrogate", (), reads),
-        ("masked", "a separate masked classifier", ("train-masked-classifier",), reads),
+        ("masked", "a separate masked classifier", ("train-masked-classifier", "roar-surrogate"), reads),
         ("retrained", "classifiers retrained on masked images", (), retrained),
         ("retrained-no-positions", "the same without positional embeddings", (), retrained),
     ):
@@ -230,7 +231,7 @@ def _experiments() -> Iterable[Step]:
         "convergence",
         "evaluations until Shapley values converge, by estimator",
         "experiments:measure_convergence",
-        MODELS,
+        (*MODELS, "truth"),
         ("scale.shapley_images", "scale.convergence_budgets", "scale.truth"),
     )
 

@@ -33,6 +33,8 @@ Outcome = tuple[dict[str, Any], dict[str, Tensor]]
 """What a training step measured, and the weights that it leaves."""
 TEST_SUBSETS = 32
 """Fixed subsets per test image on which losses of explainers are measured."""
+MEASURED = 64
+"""Images of which the loss is measured at once: a U-Net holds gigabytes for as many."""
 
 
 def train_classifier(context: Context, folder: Path) -> Outcome:
@@ -145,7 +147,8 @@ def _variant(context: Context, folder: Path, variant: str) -> ExplainerTraining:
         change = {"init": str(path)}
     loop = replace(paper.loop, epochs=context.scale.ablation_epochs)
     sampler = "authors" if variant == "authors-sampler" else paper.sampler
-    return replace(paper, network=replace(network, **change), loop=loop, sampler=sampler)
+    made = replace(paper, network=replace(network, **change), loop=loop, sampler=sampler)
+    return replace(made, validation_batch_size=min(MEASURED, made.validation_batch_size))
 
 
 def excess(context: Context, explainer: Explainer) -> dict[str, float]:
@@ -177,7 +180,7 @@ def losses(context: Context, explainer: Explainer) -> dict[str, float]:
         images = Images(surrogate, context.of_losses(name, surrogate), None, seed=SEED)
         fixed = ValidationSet(None, Evaluator(surrogate), images, pairs=TEST_SUBSETS)
         with evaluating(explainer):
-            measured = fixed.losses(explainer, 256)
+            measured = fixed.losses(explainer, MEASURED)
         found |= {f"{part}_{name}": measured[name] for name in ("loss", "uniform_loss")}
     return found
 
