@@ -54,9 +54,8 @@ def measure_procedure(context: Context, folder: Path) -> dict[str, Any]:
     table = ablation.results_table("procedures")
     train, val = (context.opened(part, surrogate) for part in ("train", "val"))
     runs = folder / "runs"
-    shutil.rmtree(
-        runs, ignore_errors=True
-    )  # a variant that was interrupted starts again, so that its seconds are whole
+    # A variant that was interrupted starts again, so that its seconds are whole.
+    shutil.rmtree(runs, ignore_errors=True)
     if chosen:
         ablation.ablate(surrogate, train, val, judge, chosen, runs, table=table, compiled=compiled, finished=finished)
     return {"rows": rows.all()}
