@@ -230,7 +230,7 @@ def explain_or_fail(
     try:
         return explain(photos)
     except Exception as error:
-        # Otherwise the error would keep the batch's tensors alive, of which the device may have no room for more.
+        # Otherwise the error would keep the batch's tensors alive, beside which the rest may not fit into memory.
         traceback.clear_frames(error.__traceback__)
         results: list[Result | Failed] = []
         if len(photos) == 1:

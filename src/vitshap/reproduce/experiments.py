@@ -33,6 +33,7 @@ def measure_procedure(context: Context, folder: Path) -> dict[str, Any]:
     surrogate, known, targets = context.surrogate, stored_truth(context), predictions(context)
     pixels, compiled = context.pixels(surrogate, context.compared), surrogate.device.type == "cuda"
     evaluator = Evaluator(surrogate, compiled=compiled)
+    evaluator.choose_precision(pixels)
 
     def judge(one: Explainer) -> dict[str, float | None]:
         explanation = one(pixels)

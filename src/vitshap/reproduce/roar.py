@@ -85,6 +85,7 @@ def _evaluated(
     right: dict[str, list[Tensor]] = {"insertion": [], "deletion": []}
     numbers: list[int] = []
     for pixels, batch in images.in_order(BATCH):
+        judge.choose_precision(pixels)
         labels = batch.labels.cpu().long()
         explained = (labels if surrogate.num_classes > 1 else torch.zeros_like(labels))[:, None]
         if stored is None:
@@ -149,9 +150,8 @@ def retraining(context: Context) -> ClassifierTraining:
     """
     config = context.recipe.classifier or ClassifierTraining()
     epochs = context.scale.retrained_epochs
-    if epochs < number(config.loop.epochs):
-        return replace(config, loop=replace(config.loop, epochs=epochs, warmup="capped"))
-    return replace(config, loop=replace(config.loop, epochs=epochs))
+    warmup = "capped" if epochs < number(config.loop.epochs) else config.loop.warmup
+    return replace(config, loop=replace(config.loop, epochs=epochs, warmup=warmup))
 
 
 def _accuracies(right: Tensor) -> dict[str, list[float]]:

@@ -150,11 +150,11 @@ class Runner:
         waiting = {task.name: task for task in tasks if self.store.find(task.setting.name, task.step) is None}
         running: dict[str, SpawnProcess] = {}
         failed: list[str] = []
-        tasks_by_name = dict(waiting)
         try:
             while True:
                 ready = [task for task in waiting.values() if not self._missing(task)]
-                for task in beside([tasks_by_name[name] for name in running], ready)[: jobs - len(running)]:
+                now = [task for task in tasks if task.name in running]
+                for task in beside(now, ready)[: jobs - len(running)]:
                     running[task.name] = self._started(waiting.pop(task.name), 1 if task.step == TIMING else jobs)
                 if not running:
                     break

@@ -111,5 +111,5 @@ FULL = {
     },
     **dict.fromkeys(("roar-retrained", "roar-retrained-no-positions"), 286 * 200 * FULL_FACTOR),
     "ablation": 4 * 200 * FULL_FACTOR,
-    "ablation-unet": 4 * 600,  # the same U-Net
+    "ablation-unet": 4 * 600,  # its size does not depend on the ViT's
 }
